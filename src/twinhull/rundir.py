@@ -1,0 +1,96 @@
+"""Where a run keeps what: the one place that knows the names inside a run directory."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from twinhull.errors import RunInUse, TwinhullError
+
+VARIABLE = "TWINHULL_RUN"  # tells child processes, and the user's code in them, which run they belong to
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """Paths of one run. Everything a run leaves behind lies under `root`."""
+
+    root: Path
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "lock"
+
+    @property
+    def up(self) -> Path:
+        """Process ids, ports and versions of what runs now; absent when nothing does."""
+        return self.root / "up.json"
+
+    @property
+    def system(self) -> Path:
+        """The effective system: what the file said, scaled to this machine."""
+        return self.root / "system.yaml"
+
+    @property
+    def entries(self) -> Path:
+        """What the user's functions take and return, as found when they were imported at the start."""
+        return self.root / "entries.json"
+
+    @property
+    def journal(self) -> Path:
+        return self.root / "journal.sqlite"
+
+    @property
+    def broker(self) -> Path:
+        return self.root / "broker"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def registry(self) -> Path:
+        return self.root / "registry"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    def create(self) -> None:
+        """Make the directory. Raises TwinhullError if that cannot be done or nothing can be written in it."""
+        try:
+            for path in (self.root, self.broker, self.checkpoints, self.registry, self.logs):
+                path.mkdir(parents=True, exist_ok=True)
+            probe = self.root / ".probe"
+            probe.write_bytes(b"")
+            probe.unlink()
+        except OSError as error:
+            raise TwinhullError(
+                f"the run directory {self.root} cannot be written: {error.strerror or error}.",
+                hint="Choose another with --run DIR.",
+            ) from error
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the run for this process alone; the kernel lets go however the process ends."""
+        with self.lock.open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                file.seek(0)
+                holder = file.read().strip() or "unknown"
+                raise RunInUse(
+                    f"the run directory {self.root} is in use by process {holder}.",
+                    hint="Stop that one, or choose another with --run DIR.",
+                ) from error
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
+            file.truncate(0)
+
+
+def default_for(system_file: Path, name: str) -> RunDirectory:
+    """The run directory of a system file when `--run` is not given: `.twinhull/NAME` beside the file."""
+    return RunDirectory(system_file.resolve().parent / ".twinhull" / name)
