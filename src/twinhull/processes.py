@@ -14,15 +14,14 @@ def die_with_parent(ending: signal.Signals = signal.SIGKILL) -> None:
     """Make this process end when its parent does, however the parent ends.
 
     Linux delivers `ending` by itself; elsewhere a thread looks twice a second whether the parent has changed.
-    Call it first thing in a child's `main`. A parent that was gone before the call ends the child at once.
+    Call it first thing in a child's `main`. A parent that left during the call ends the child at once.
     """
     parent = os.getppid()
-    expected = int(os.environ.get("TWINHULL_PARENT", parent))
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(ending), 0, 0, 0)
     else:
         threading.Thread(target=_watch_parent, args=(parent, ending), daemon=True).start()
-    if os.getppid() != parent or parent != expected:
+    if os.getppid() != parent:
         os.kill(os.getpid(), ending)
 
 
