@@ -1,0 +1,1 @@
+"""The serving hull: many workers, one deadline, always an answer."""
