@@ -1,9 +1,10 @@
 """What does a function that the file names take, and how is it called with the rows of a batch?
 
-The description is JSON: the gateway validates bodies by it without importing the user's modules. It is made by
-`python -m twinhull.serve.entry --run DIR MODULE:FUNCTION ...`, once, before anything is started.
+The description is JSON: the gateway validates bodies by it without importing the user's modules.
+`python -m twinhull.serve.entry --run DIR MODULE:FUNCTION ...` makes it, once, before anything is started.
 """
 
+import contextlib
 import dataclasses
 import importlib
 import inspect
@@ -22,7 +23,16 @@ from twinhull import processes
 from twinhull.errors import TwinhullError, UserCodeError
 
 Shape = str | list[Any]  # Any: "int", or ["list", Shape], ["dict", Shape], ["either", Shape, ...]
-_SCALARS: dict[object, str] = {int: "int", float: "float", str: "str", bool: "bool", type(None): "null"}
+_PLAIN: dict[object, Shape] = {
+    int: "int",
+    float: "float",
+    str: "str",
+    bool: "bool",
+    None: "null",
+    type(None): "null",
+    list: ["list", "any"],
+    dict: ["dict", "any"],
+}
 
 
 class Parameter(TypedDict):
@@ -36,19 +46,23 @@ class Parameter(TypedDict):
 class Entry(TypedDict):
     """What the gateway and the supervisor know of a function.
 
-    `rows` is true if it takes a list of rows by its own signature, null if only its first parameter's missing
-    annotation leaves that open. `parameters` is null if any object is a valid body. `model` is the class whose
-    current version it wants as `model=`, as module:class.
+    `rows` says whether it takes a list of rows; null: it does if the file gives its task a batch.
+    `parameters` are its fields if it is called once per row, `row` those of one of its rows; null if any
+    object will do. `model` is the class whose current version it wants as `model=`, as module:class.
     """
 
     run: str
     rows: bool | None
     parameters: list[Parameter] | None
+    row: list[Parameter] | None
     model: str | None
 
 
 def load(run: str) -> Callable[..., Any]:  # Any: the user's own signature
-    """The function that `module:function` names. Raises UserCodeError if there is none or importing it fails."""
+    """The function that a run (`module:function`) names.
+
+    Raises UserCodeError if there is none or its module cannot be imported.
+    """
     module_name, _, name = run.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -88,15 +102,17 @@ def parameters_of(run: str, function: Callable[..., Any]) -> list[inspect.Parame
 
 
 def takes_rows(parameters: list[inspect.Parameter], *, batch: bool) -> bool:
-    """Whether a function is called with a list of rows: its first parameter is a list named `rows`, or the file
-    gives the task a batch and the annotation does not speak against it.
+    """Whether a function is called with a list of rows.
+
+    It is if its first parameter is a list named `rows`, or if the file gives its task a batch and the
+    annotation does not speak against it.
     """
     known = _takes_rows(parameters)
     return batch if known is None else known
 
 
 def describe(run: str) -> Entry:
-    """What a function takes. Imports the user's module; raises UserCodeError if the function cannot be a task."""
+    """What a function takes. Imports the user's module; raises UserCodeError if it cannot be a task."""
     function = load(run)
     parameters = parameters_of(run, function)
     rows = _takes_rows(parameters)
@@ -104,7 +120,8 @@ def describe(run: str) -> Entry:
     return Entry(
         run=run,
         rows=rows,
-        parameters=_row_fields(parameters) if rows is not False else _body_fields(parameters),
+        parameters=_body_fields(parameters),
+        row=None if rows is False else _row_fields(parameters),
         model=None if model is None else _class_name(run, model),
     )
 
@@ -117,7 +134,7 @@ def model_class(run: str, parameters: list[inspect.Parameter]) -> type | None:
     if not isinstance(model.annotation, type):
         raise UserCodeError(
             f"{run}: the class of its parameter model is not known ({_text(model.annotation)}).",
-            hint="Annotate it with the model's class, imported at run time: def rank(rows, *, model: TwoTower).",
+            hint="Annotate it with the model's class, imported at run time: `*, model: TwoTower`.",
         )
     return model.annotation
 
@@ -178,14 +195,8 @@ def _row_fields(parameters: list[inspect.Parameter]) -> list[Parameter] | None:
 
 
 def _shape(annotation: Any) -> Shape:  # Any: whatever stands behind the colon
-    if annotation in (None, type(None)):
-        return "null"
-    if isinstance(annotation, type) and annotation in _SCALARS:
-        return _SCALARS[annotation]
-    if annotation is list:
-        return ["list", "any"]
-    if annotation is dict:
-        return ["dict", "any"]
+    if annotation is None or isinstance(annotation, type):
+        return _PLAIN.get(annotation, "any")
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is list:
         return ["list", _shape(arguments[0])]
@@ -224,7 +235,9 @@ def main(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     runs = given[2:] if given[:1] == ["--run"] else given
     try:
-        print(json.dumps({run: describe(run) for run in runs}))
+        with contextlib.redirect_stdout(sys.stderr):  # what the user's modules print is not our answer
+            found = {run: describe(run) for run in runs}
+        print(json.dumps(found))
     except TwinhullError as error:
         print(json.dumps({"error": error.message, "hint": error.hint}))
         return error.exit_code

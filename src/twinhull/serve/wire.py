@@ -137,5 +137,5 @@ def to_json(value: object) -> bytes:
 
 
 def fit(value: object, kind: Any) -> Any:  # Any: a type or a generic alias; a value of it
-    """A decoded row as the type that a function asks for. Raises msgspec.ValidationError if it does not fit."""
+    """A decoded row as the type a function asks for. Raises msgspec.ValidationError if it does not fit."""
     return msgspec.convert(value, kind, dec_hook=_fit)
