@@ -57,10 +57,15 @@ class RunDirectory:
     def logs(self) -> Path:
         return self.root / "logs"
 
+    @property
+    def holds(self) -> Path:
+        """A file named after a process in here keeps that process down until the file is gone."""
+        return self.root / "holds"
+
     def create(self) -> None:
         """Make the directory. Raises TwinhullError if that cannot be done or nothing can be written in it."""
         try:
-            for path in (self.root, self.broker, self.checkpoints, self.registry, self.logs):
+            for path in (self.root, self.broker, self.checkpoints, self.registry, self.logs, self.holds):
                 path.mkdir(parents=True, exist_ok=True)
             probe = self.root / ".probe"
             probe.write_bytes(b"")

@@ -1,0 +1,5 @@
+"""`python -m twinhull` is `twinhull`."""
+
+from twinhull.cli import main
+
+main()

@@ -1,0 +1,148 @@
+"""The command line: one function a verb, its docstring is its help; whatever is heavy is imported inside."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import App, Group, Parameter
+
+from twinhull import __version__
+from twinhull.errors import TwinhullError
+
+RUN = Group("Run", sort_key=1)
+TOOLS = Group("Tools", sort_key=2)
+
+app = App(
+    name="twinhull",
+    version=__version__,
+    help="Training and serving as one vessel: two hulls, a queue between them, each afloat when the other is gone.",
+    result_action="return_value",
+)
+app["--help"].group = TOOLS
+app["--version"].group = TOOLS
+
+SystemFile = Annotated[Path, Parameter(help="The system file.")]
+RunOption = Annotated[
+    Path | None,
+    Parameter(name="--run", help="Run directory; default: .twinhull/NAME beside the file."),
+]
+
+
+@app.command(group=RUN)
+def up(
+    file: SystemFile,
+    *,
+    run: RunOption = None,
+    only: Annotated[Literal["training", "serving"] | None, Parameter(help="Start one plane alone.")] = None,
+    port: Annotated[int, Parameter(help="Port of the gateway on loopback; 0 takes a free one.")] = 7474,
+    ranks: Annotated[
+        int | None, Parameter(help="Ranks a training job; default: the file's, at most one a core.")
+    ] = None,
+    workers: Annotated[
+        int | None, Parameter(help="Workers a pool; default: the file's, at most one a core.")
+    ] = None,
+    plain: Annotated[
+        bool, Parameter(help="One log line an event instead of the live view.", negative="")
+    ] = False,
+    log_format: Annotated[Literal["console", "json"], Parameter(help="How plain lines look.")] = "console",
+) -> int:
+    """Run the system on this machine: broker, gateway, workers and training under one supervisor.
+
+    Ctrl-C stops everything. Started again in the same run directory it continues where it stopped.
+    """
+    from twinhull.deploy.local import Options
+    from twinhull.deploy.local import up as run_up
+
+    return run_up(
+        file,
+        Options(
+            run=run, only=only, port=port, ranks=ranks, workers=workers, plain=plain, log_format=log_format
+        ),
+    )
+
+
+@app.command(group=TOOLS)
+def check(
+    file: SystemFile,
+    *,
+    format: Annotated[
+        Literal["text", "json"], Parameter(help="Text for people, JSON for machines.")
+    ] = "text",
+) -> int:
+    """Check a system file: all its mistakes at once, each with its place, or one line saying what it describes."""
+    from twinhull.system.check import check as run_check
+
+    return run_check(file, format)
+
+
+@app.command(group=TOOLS)
+def schema() -> int:
+    """Print the JSON Schema of the system file, for editors."""
+    from twinhull.system.schema import json_schema
+
+    print(json_schema())
+    return 0
+
+
+@app.command(group=TOOLS)
+def init(directory: Annotated[Path, Parameter(help="Where to write; made if missing.")]) -> int:
+    """Write a small working system: its file, its code and a test."""
+    from twinhull.system.starter import init as run_init
+
+    return run_init(directory)
+
+
+@app.command(group=TOOLS)
+def load(
+    url: Annotated[str, Parameter(help="Gateway, for example http://127.0.0.1:7474.")],
+    *,
+    requests: Annotated[
+        Path | None,
+        Parameter(help="NDJSON, one request a line: {'path': '/NAME', 'body': {...}}, or bare bodies."),
+    ] = None,
+    path: Annotated[str | None, Parameter(help="Where bare bodies go, for example /recommend.")] = None,
+    body: Annotated[str | None, Parameter(help="One body as JSON text, sent again and again.")] = None,
+    rate: Annotated[str, Parameter(help="Requests a second, sent whether answers come or not.")] = "50/s",
+    duration: Annotated[str, Parameter(help="How long.")] = "10 s",
+    deadline: Annotated[str, Parameter(help="An answer after this is late.")] = "200 ms",
+    arrivals: Annotated[
+        Literal["poisson", "constant", "file"], Parameter(help="Spacing; file: its 'at' fields.")
+    ] = "poisson",
+    seed: Annotated[int, Parameter(help="Of the random spacing.")] = 0,
+    out: Annotated[Path | None, Parameter(help="Write every request to this file as NDJSON.")] = None,
+    format: Annotated[
+        Literal["text", "json"], Parameter(help="Text for people, JSON for machines.")
+    ] = "text",
+) -> int:
+    """Send requests open-loop and record each: asked at, answered at, source, version."""
+    from twinhull.serve.load import main as run_load
+
+    return run_load(
+        url,
+        requests=requests,
+        path=path,
+        body=body,
+        rate=rate,
+        duration=duration,
+        deadline=deadline,
+        arrivals=arrivals,
+        seed=seed,
+        out=out,
+        fmt=format,
+    )
+
+
+def main() -> None:
+    """Run a verb; leave with its exit code, and with one clear line for whatever a user can mend."""
+    try:
+        code = app()
+    except TwinhullError as error:
+        print(f"twinhull: {error}", file=sys.stderr)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        code = 130
+    except BrokenPipeError:  # the reader of our output has left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code if isinstance(code, int) else 0)
