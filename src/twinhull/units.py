@@ -1,8 +1,8 @@
 """Which text stands for which number: `30 ms`, `80 GB`, `2000/s`, `99.9 %`, `2.10 USD/h` <-> SI floats.
 
-Inside there are only seconds, bytes, bytes/s, 1/s, shares of 1 and USD/s. Each `Measure` has one `parse` and one
-`show`; `parse(show(x)) == x` exactly, and of all spellings the shortest wins. Infinity is a word: `never` for
-times, `unlimited` for the rest.
+Inside there are only seconds, bytes, bytes/s, 1/s, shares of 1 and USD/s. Each `Measure` has one `parse` and
+one `show`; `parse(show(x)) == x` exactly, and of all spellings the shortest wins. Infinity is a word: `never`
+for times, `unlimited` for the rest.
 """
 
 import difflib
@@ -28,8 +28,13 @@ def quoted(value: object) -> str:
     return f'"{text}"' if isinstance(value, str) else text
 
 
-def closest(word: str, known: "list[str]") -> str:
-    """The known word that was probably meant, as a sentence with a space before it; empty when none is near."""
+def refused(value: object, problem: str, example: str) -> ValueError:
+    """The error for a value that a file must not hold: the value, what is wrong with it, what to write."""
+    return ValueError(f"{quoted(value)} {problem}; write for example {example}")
+
+
+def closest(word: str, known: list[str]) -> str:
+    """The known word that was probably meant, as a sentence after a space; empty when none is near."""
     by_folded = {name.casefold(): name for name in known}
     near = difflib.get_close_matches(word[:60].casefold(), list(by_folded), n=1)
     return f' Did you mean "{by_folded[near[0]]}"?' if near else ""
@@ -50,10 +55,10 @@ class Measure:
         if isinstance(value, str):
             return self._parse_text(value)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"{quoted(value)} is not {self.what}; write for example {self.example}")
+            raise refused(value, f"is not {self.what}", self.example)
         if value == 0 or "" in self.units:
             return self._bounded(float(value), value)
-        raise ValueError(f"{quoted(value)} has no unit; write for example {self.example}")
+        raise refused(value, "has no unit", self.example)
 
     def show(self, value: float) -> str:
         """The shortest text that `parse` turns into exactly this number."""
@@ -78,8 +83,8 @@ class Measure:
             return math.inf
         match = _AMOUNT.fullmatch(text) if len(text) <= 60 else None
         if match is None:
-            sign = " is negative; write" if re.match(r"\s*-\s*[0-9]", text) else f" is not {self.what}; write"
-            raise ValueError(f"{quoted(text)}{sign} for example {self.example}")
+            negative = re.match(r"\s*-\s*[0-9]", text)
+            raise refused(text, "is negative" if negative else f"is not {self.what}", self.example)
         number, unit = match[1], match[2] or ""
         if unit in self.units:
             up, down = self.units[unit]
@@ -88,13 +93,13 @@ class Measure:
         if float(number) == 0 and not unit:
             return 0.0
         if not unit:
-            raise ValueError(f"{quoted(text)} has no unit; write for example {self.example}")
+            raise refused(text, "has no unit", self.example)
         meant = closest(unit, [known for known in self.units if known])
-        raise ValueError(f"{quoted(text)} is not {self.what}; write for example {self.example}.{meant}")
+        raise refused(text, f"is not {self.what}", f"{self.example}.{meant}" if meant else self.example)
 
     def _bounded(self, number: float, said: object) -> float:
         if math.isnan(number) or number < 0:
-            raise ValueError(f"{quoted(said)} is not {self.what}; write for example {self.example}")
+            raise refused(said, f"is not {self.what}", self.example)
         if math.isinf(number):
             way_out = f'; write "{self.infinity}" if that is meant' if self.infinity else ""
             raise ValueError(f"{quoted(said)} is too large for {self.what}{way_out}")
@@ -135,7 +140,7 @@ def _plain(value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, dict):
         return "a mapping"
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return "a list"
     return str(value)
 

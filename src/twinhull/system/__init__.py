@@ -1,0 +1,1 @@
+"""Describe: text becomes one `System`, whatever it was written in."""
