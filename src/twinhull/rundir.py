@@ -2,7 +2,7 @@
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ class RunDirectory:
 
     @property
     def lock(self) -> Path:
+        """Held by the supervisor; holds its process id."""
         return self.root / "lock"
 
     @property
@@ -39,22 +40,32 @@ class RunDirectory:
 
     @property
     def journal(self) -> Path:
+        """Events and samples; written by the supervisor alone."""
         return self.root / "journal.sqlite"
 
     @property
     def broker(self) -> Path:
+        """The data of a broker of ours."""
         return self.root / "broker"
 
     @property
     def checkpoints(self) -> Path:
+        """TRAIN/step-N/ below it."""
         return self.root / "checkpoints"
 
     @property
     def registry(self) -> Path:
+        """MODEL/N/ below it."""
         return self.root / "registry"
 
     @property
+    def schedule(self) -> Path:
+        """When each task with `every` ran last."""
+        return self.root / "schedule.json"
+
+    @property
     def logs(self) -> Path:
+        """One file a process."""
         return self.root / "logs"
 
     @property
@@ -77,7 +88,7 @@ class RunDirectory:
             ) from error
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> Generator[None]:
         """Hold the run for this process alone; the kernel lets go however the process ends."""
         with self.lock.open("a+") as file:
             try:

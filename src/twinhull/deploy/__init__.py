@@ -1,0 +1,1 @@
+"""PLACE: a system becomes running things, here or on a cluster."""

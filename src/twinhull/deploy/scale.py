@@ -1,0 +1,59 @@
+"""How much of the system fits on this machine? Ranks and workers for the cores there are, and what was scaled."""
+
+import os
+from dataclasses import dataclass
+
+from twinhull.system.model import Pool, System, Train
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """How many ranks each training job and how many workers each pool gets here, and what that changed."""
+
+    ranks: dict[str, int]
+    workers: dict[str, int]
+    notes: tuple[str, ...]
+
+
+def cores() -> int:
+    """The cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)))
+    return max(1, os.cpu_count() or 1)
+
+
+def scaled(system: System, *, num_cores: int, ranks: int | None, workers: int | None) -> Local:
+    """What runs here: what the file says, at most one process a core, or what the options say."""
+    notes: list[str] = []
+    found_ranks: dict[str, int] = {}
+    for name, part in system.components.items():
+        if isinstance(part, Train):
+            pool = system.pools.get(part.pool or "")
+            found_ranks[name] = _fit(f"{name}: ranks", _ranks(part, pool), num_cores, ranks, notes)
+    found_workers: dict[str, int] = {}
+    for name, pool in system.pools.items():
+        found_workers[name] = _fit(f"{name}: workers", _nodes(pool), num_cores, workers, notes)
+    return Local(found_ranks, found_workers, tuple(notes))
+
+
+def _fit(what: str, said: int, num_cores: int, option: int | None, notes: list[str]) -> int:
+    if option is not None:
+        return option
+    here = max(1, min(said, num_cores))
+    if here != said:
+        notes.append(f"{what} {said} -> {here} on {num_cores} cores")
+    return here
+
+
+def _nodes(pool: Pool | None) -> int:
+    return max(1, int(pool.nodes.low)) if pool is not None and pool.nodes is not None else 1
+
+
+def _ranks(train: Train, pool: Pool | None) -> int:
+    """One rank a GPU; without GPUs one a core, since a rank computes on one thread."""
+    if train.launch is not None and train.launch.processes is not None:
+        return _nodes(pool) * int(train.launch.processes)
+    if pool is None:
+        return 1
+    gpus = pool.gpus.count if pool.gpus is not None else None
+    return _nodes(pool) * max(1, int(gpus or pool.cpus or 1))
