@@ -1,0 +1,135 @@
+"""How does the process that runs jobs start, drain and leave?"""
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import celery
+from celery import Celery, signals
+from celery.apps.worker import Worker
+from celery.worker import state
+
+from twinhull import processes
+from twinhull.broker import Keys
+from twinhull.serve import celery_app, layout
+from twinhull.serve.job import Runner
+from twinhull.system.model import System, Task
+
+log = logging.getLogger(__name__)
+
+DRAIN_S = 2.0  # running jobs may end within this after SIGTERM; what is left goes back to the queue
+
+
+def work(system: System, url: str, pool: str) -> int:
+    """Run the jobs of a pool until SIGTERM; the exit code."""
+    app = celery_app.worker_app(system, url, pool)
+    runner = register(app, system, url, pool)
+    forks = not celery_app.has_gpus(system.pools[pool])  # a process that holds a GPU must never fork
+    worker = JobWorker(
+        app=app,
+        hostname=f"{pool}@%h",
+        pool_cls="prefork" if forks else "solo",
+        concurrency=celery_app.concurrency(system, pool) if forks else 1,
+        queues=[Keys(system.name).jobs(pool)],
+        loglevel="INFO",
+        quiet=True,
+        without_gossip=True,
+        without_mingle=True,
+        without_heartbeat=True,
+    )
+    if not forks:
+        runner.load()
+    worker.start()
+    return int(worker.exitcode or 0)
+
+
+def register(app: Celery, system: System, url: str, pool: str) -> Runner:
+    """Make one Celery task of each task of the pool."""
+    tasks = tasks_of(system, pool)
+    deliveries = layout.most_deliveries(system, pool)
+    runner = Runner(system.name, url, deliveries, tasks)
+    for name, task in tasks.items():
+        app.task(name=name, bind=True, **_options(task, deliveries))(_body(runner, name))
+    signals.task_failure.connect(partial(_bury, app, runner), weak=False)
+    signals.worker_process_init.connect(partial(_child, runner), weak=False)
+    return runner
+
+
+def tasks_of(system: System, pool: str) -> dict[str, Task]:
+    """The tasks that run in a pool, by name."""
+    parts = system.components.items()
+    return {name: part for name, part in parts if isinstance(part, Task) and part.pool == pool and part.run}
+
+
+def _options(task: Task, deliveries: int) -> dict[str, Any]:  # Any: Celery's options have no common type
+    """Celery's options of a task. A lost process counts as a delivery, a raised error as a retry."""
+    retries = task.retries.count if task.retries else 0
+    limit = task.time_limit
+    return {
+        "max_retries": max(retries, deliveries - 1),
+        "default_retry_delay": celery_app.RETRY_LOST_AFTER_S,
+        "soft_time_limit": limit,
+        "time_limit": limit and limit * celery_app.HARD_LIMIT_AFTER,
+        "expires": task.expires,
+        "typing": False,
+    }
+
+
+def _body(runner: Runner, name: str) -> Callable[..., None]:
+    def run(call: celery.Task, packed: bytes | None = None) -> None:
+        runner.run(call, name, packed)
+
+    return run
+
+
+def _bury(app: Celery, runner: Runner, sender: celery.Task, **what: Any) -> None:  # Any: Celery's signal
+    """Celery's last word on a job: its retries are used up, or it took its process with it too often."""
+    if sender.app is app and sender.name is not None:
+        packed = next(iter(what.get("args") or ()), None)
+        runner.bury(str(what["task_id"]), sender.name, packed, str(what["exception"]))
+
+
+def _child(runner: Runner, **_: object) -> None:
+    """A forked process before its first job."""
+    processes.die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    runner.load()
+
+
+class JobWorker(Worker):
+    """Celery's worker under a supervisor that asks it once, by SIGTERM, to leave within seconds."""
+
+    def install_platform_tweaks(self, worker: Worker) -> None:
+        """Answer SIGTERM alone: Celery's answer to others would be a longer wait, a restart, or lost work."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def on_consumer_ready(self, consumer: Any) -> None:  # Any: Celery's consumer is not typed
+        """Tell that the worker takes jobs now."""
+        super().on_consumer_ready(consumer)
+        log.info("jobs ready", extra={"pool": self.hostname.partition("@")[0], "processes": self.concurrency})
+
+    def _on_sigterm(self, _signal: int, _frame: object) -> None:
+        setattr(state, "should_stop", 0)  # noqa: B010  # Celery declares it as None
+        if not any(thread.name == "drain" for thread in threading.enumerate()):
+            threading.Thread(target=self._leave_in_time, name="drain", daemon=True).start()
+
+    def _leave_in_time(self) -> None:
+        """Give back what still runs after the drain time, and leave; who is done has left before."""
+        time.sleep(DRAIN_S)
+        running = [request for request in tuple(state.active_requests) if not request.acknowledged]
+        for request in running:
+            if request.worker_pid not in (None, os.getpid()):
+                os.kill(request.worker_pid, signal.SIGKILL)
+        for request in running:
+            message = request.message
+            message.channel.qos.restore_by_tag(message.delivery_tag, leftmost=True)
+        log.warning("jobs given back", extra={"jobs": len(running)})
+        logging.shutdown()
+        os._exit(0)
