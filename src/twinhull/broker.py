@@ -4,15 +4,12 @@ The order is: `TWINHULL_BROKER` of the environment, the URL of the system file, 
 `redis-server` on PATH, the Valkey bundled with the package. A server of ours listens on a unix socket only.
 """
 
-import hashlib
 import importlib.util
 import logging
 import os
 import re
 import shutil
-import stat
 import subprocess
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,11 +22,11 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from twinhull import sockets
 from twinhull.errors import BrokerError
 
 VARIABLE = "TWINHULL_BROKER"  # the broker's URL, for child processes and for users who bring their own
 OLDEST = (6, 2)  # Celery 5.7's floor; streams have MINID trimming and XAUTOCLAIM from here
-LONGEST_SOCKET_PATH = 100  # bytes; sun_path holds 104 on macOS and 108 on Linux, with the closing zero
 SCHEMES = ("redis://", "rediss://", "unix://")
 
 Kind = Literal["given", "path", "bundled"]
@@ -109,11 +106,7 @@ class Source:
     def __str__(self) -> str:
         if self.url is not None:
             return f"{self.name} {self.version} at {masked(self.url)} (given)"
-        return (
-            f"bundled {self.name} {self.version}"
-            if self.kind == "bundled"
-            else (f"{self.name} {self.version} ({self.program})")
-        )
+        return f"{self.name} {self.version} ({'bundled' if self.kind == 'bundled' else self.program})"
 
 
 def find(url: str | None = None) -> Source:
@@ -137,10 +130,9 @@ def command(directory: Path, program: Path | None = None) -> list[str]:
     socket = _socket(directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        if socket.parent != directory.resolve():
-            _make_private(socket.parent)
+        sockets.prepare(directory, socket)
     except OSError as error:
-        raise BrokerError(f"{error.filename} cannot hold the broker: {error.strerror or error}.") from error
+        raise BrokerError(f"the broker cannot be kept in {directory}: {error.strerror or error}.") from error
     settings = {
         "port": "0",
         "unixsocket": str(socket),
@@ -164,26 +156,20 @@ def address(directory: Path) -> str:
 
 def clear(directory: Path) -> None:
     """Remove the socket of a server that has ended, and the private directory it may have needed."""
-    socket = _socket(directory)
-    socket.unlink(missing_ok=True)
-    if socket.parent != directory.resolve():
-        shutil.rmtree(socket.parent, ignore_errors=True)
+    sockets.clear(directory, _socket(directory))
 
 
-def connect(
-    url: str, *, timeout_s: float = 2.0, **options: Any
-) -> redis.Redis:  # Any: redis-py's own options
+# Any: redis-py's own options, of many types
+def connect(url: str, *, timeout_s: float = 2.0, **options: Any) -> redis.Redis:
     """A client that fails fast and never retries by itself; raise `timeout_s` above any blocking read."""
     return redis.Redis.from_url(_checked(url), **_options(timeout_s, Retry(NoBackoff(), 0), options))
 
 
-def connect_async(
-    url: str, *, timeout_s: float = 2.0, **options: Any
-) -> redis.asyncio.Redis:  # Any: as above
+# Any: as above
+def connect_async(url: str, *, timeout_s: float = 2.0, **options: Any) -> redis.asyncio.Redis:
     """The same for asyncio."""
-    return redis.asyncio.Redis.from_url(
-        _checked(url), **_options(timeout_s, AsyncRetry(NoBackoff(), 0), options)
-    )
+    retry = AsyncRetry(NoBackoff(), 0)
+    return redis.asyncio.Redis.from_url(_checked(url), **_options(timeout_s, retry, options))
 
 
 def wait_ready(url: str, timeout_s: float = 10.0) -> str:
@@ -192,8 +178,9 @@ def wait_ready(url: str, timeout_s: float = 10.0) -> str:
     while True:
         try:
             return version(url)
-        except BrokerError:
-            if time.monotonic() > end:
+        except BrokerError as error:
+            away = isinstance(error.__cause__, redis.RedisError)
+            if not away or time.monotonic() > end:
                 raise
             time.sleep(0.01)
 
@@ -214,12 +201,11 @@ def celery_url(url: str) -> str:
 def masked(url: str) -> str:
     """The URL without its password, for people to read."""
     scheme, separator, rest = url.partition("://")
-    place, question, query = rest.partition("?")
-    credentials, at, host = place.rpartition("@")
+    credentials, at, place = rest.rpartition("@")  # the last one: a password may hold any character
     if at and not credentials.startswith("/"):
         user = credentials.partition(":")[0] if ":" in credentials else ""
-        place = f"{user}:***@{host}"
-    return f"{scheme}{separator}{place}{question}" + re.sub(r"(password=)[^&]*", r"\1***", query)
+        rest = f"{user}:***@{place}"
+    return f"{scheme}{separator}" + re.sub(r"(password=)[^&]*", r"\1***", rest)
 
 
 def entries(reply: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:  # Any: its shape depends on the protocol
@@ -232,9 +218,8 @@ def entries(reply: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:  # Any: its s
     return found
 
 
-def _options(
-    timeout_s: float, retry: Any, options: dict[str, Any]
-) -> dict[str, Any]:  # Any: two kinds of Retry
+# Any: as above
+def _options(timeout_s: float, retry: Retry | AsyncRetry, options: dict[str, Any]) -> dict[str, Any]:
     return {"socket_timeout": timeout_s, "socket_connect_timeout": 0.5, "retry": retry, **options}
 
 
@@ -248,23 +233,29 @@ def _ask(url: str) -> tuple[str, str]:
     """Name and version of a running server; BrokerError when it is not there, refuses us, or is too old."""
     try:
         with connect(url) as client:
-            about: dict[str, Any] = client.info("server")  # type: ignore[assignment]  # Any: mixed values
-    except ValueError:
-        # Its text may quote a part of the password.
+            about: Any = client.info("server")  # Any: values of several types
+    except (
+        ValueError,
+        TypeError,
+    ):  # not a URL, or an option that redis-py lacks; the text may quote a password
         raise BrokerError(f"the broker's URL {masked(url)} cannot be read.") from None
     except redis.RedisError as error:
         raise BrokerError(
-            f"the broker at {masked(url)} does not answer: {error}.",
+            f"the broker at {masked(url)} does not answer: {str(error).rstrip('.')}.",
             hint=f"Start it, or correct {VARIABLE} or the file's broker URL.",
         ) from error
-    name, number = (
-        ("Valkey", about["valkey_version"])
-        if "valkey_version" in about
-        else ("Redis", about["redis_version"])
-    )
-    if _numbers(about["redis_version"]) < OLDEST:
+    name = "Valkey" if "valkey_version" in about else "Redis"
+    number = str(about["valkey_version" if name == "Valkey" else "redis_version"])
+    if _numbers(str(about["redis_version"])) < OLDEST:
         raise BrokerError(f"the broker at {masked(url)} is {name} {number}; 6.2 or newer is needed.")
-    return name, str(number)
+    return name, number
+
+
+def _socket(directory: Path) -> Path:
+    try:
+        return sockets.place(directory, "broker.sock")
+    except ValueError as error:
+        raise BrokerError(f"{error}.", hint="Choose a shorter one with --run DIR.") from error
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -309,23 +300,3 @@ def _program_version(program: Path) -> tuple[str, str] | None:
         return None
     number = re.search(r"\bv=(\d+\.\d+(?:\.\d+)?)", said)
     return ("Valkey" if "valkey" in said.lower() else "Redis", number[1]) if number else None
-
-
-def _socket(directory: Path) -> Path:
-    directory = directory.resolve()
-    near = directory / "broker.sock"
-    if len(os.fsencode(near)) <= LONGEST_SOCKET_PATH:
-        return near
-    digest = hashlib.sha256(os.fsencode(directory)).hexdigest()[:16]
-    for base in (tempfile.gettempdir(), "/tmp"):  # noqa: S108  # verified as ours and private before use
-        far = Path(base).resolve() / f"twinhull-{os.geteuid()}-{digest}" / "broker.sock"
-        if len(os.fsencode(far)) <= LONGEST_SOCKET_PATH:
-            return far
-    raise BrokerError(f"no path for the broker's socket is short enough: {directory} is too long.")
-
-
-def _make_private(place: Path) -> None:
-    place.mkdir(mode=0o700, exist_ok=True)
-    about = place.lstat()
-    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o077:
-        raise BrokerError(f"{place} is not a private directory of ours.", hint="Remove it.")
