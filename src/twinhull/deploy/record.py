@@ -1,4 +1,4 @@
-"""What did a child say? Its output lines as records: an event with its facts, numbers of the moment, or plain text."""
+"""What did a child say? A line of its output as a record: an event, numbers of the moment, or plain text."""
 
 import json
 import time
@@ -11,7 +11,7 @@ _NOT_FACTS = {"t", "role", "event", "level", "sample", "logger"}
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One thing said by `role` at `t` (unix seconds). `kind` is the event in few words; "" for samples alone."""
+    """One thing said by `role` at `t` (unix seconds). `kind` is the event; "" for samples alone."""
 
     t: float
     role: str

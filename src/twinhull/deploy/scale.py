@@ -1,9 +1,10 @@
-"""How much of the system fits on this machine? Ranks and workers for the cores there are, and what was scaled."""
+"""How much of the system fits on this machine? Ranks and workers for its cores, and what was scaled."""
 
 import os
 from dataclasses import dataclass
 
-from twinhull.system.model import Pool, System, Train
+from twinhull.system.model import Launch, Pool, System, Train
+from twinhull.system.quantities import Range
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +58,22 @@ def _ranks(train: Train, pool: Pool | None) -> int:
         return 1
     gpus = pool.gpus.count if pool.gpus is not None else None
     return _nodes(pool) * max(1, int(gpus or pool.cpus or 1))
+
+
+def effective(system: System, local: Local) -> System:
+    """The system as it runs here: the same names and promises, the numbers of this machine."""
+    components = dict(system.components)
+    for name, part in components.items():
+        if isinstance(part, Train) and name in local.ranks:
+            launch = (part.launch or Launch()).model_copy(update={"processes": local.ranks[name]})
+            components[name] = part.model_copy(update={"launch": launch, "replicas": Range(1, 1)})
+        elif part.kind == "worker" and part.pool in local.workers:
+            count = local.workers[part.pool]
+            components[name] = part.model_copy(update={"replicas": Range(count, count)})
+    used = {part.pool for part in components.values() if isinstance(part, Train) and part.pool}
+    pools = {
+        name: pool.model_copy(update={"nodes": Range(1, 1) if name in used else Range(n, n)})
+        for name, pool in system.pools.items()
+        for n in [local.workers.get(name, 1)]
+    }
+    return system.model_copy(update={"components": components, "pools": pools})

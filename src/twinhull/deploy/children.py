@@ -1,0 +1,120 @@
+"""Which processes make up a run on this machine, and how is each started?"""
+
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from twinhull import broker, logs, rundir
+from twinhull.deploy.scale import Local
+from twinhull.processes import Command
+from twinhull.rundir import RunDirectory
+from twinhull.system.lanes import lane_of
+from twinhull.system.model import System, Task, Train
+
+Plane = Literal["training", "serving"]
+_TRAINING_ENDS = frozenset({0, 1, 2, 75})  # done, failed for good, the user's to mend, stopped and saved
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where children run: the run directory, their environment, and the directory of the user's modules."""
+
+    run: RunDirectory
+    env: dict[str, str]
+    code: Path
+
+
+def place(run: RunDirectory, url: str, code: Path) -> Place:
+    """The place for the children of a run whose broker is at `url`."""
+    paths = [str(code), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {
+        "OMP_NUM_THREADS": "1",  # a process a core is the unit of scaling here
+        **os.environ,
+        rundir.VARIABLE: str(run.root),
+        broker.VARIABLE: url,
+        logs.VARIABLE: "json",
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONUNBUFFERED": "1",
+    }
+    return Place(run, env, code)
+
+
+def server(at: Place, source: broker.Source) -> Command:
+    """The broker of ours."""
+    argv = (sys.executable, "-m", "twinhull.processes", *broker.command(at.run.broker, source.program))
+    return Command("broker", argv, at.env, at.code, hold=at.run.holds / "broker")
+
+
+def training(system: System, local: Local, at: Place) -> list[Command]:
+    """One launcher a training job."""
+    return [
+        _module(at, f"train:{name}", "twinhull.train.launch", "--train", name, "--ranks", str(ranks))
+        for name, ranks in local.ranks.items()
+        if isinstance(system.components.get(name), Train)
+    ]
+
+
+def serving(system: System, local: Local, at: Place, listener: int) -> list[Command]:
+    """Gateway, event workers, job workers and, if a task runs by the clock, the clock."""
+    if not system.endpoints and not tasks(system):
+        return []
+    found = [_module(at, "gateway", "twinhull.serve.gateway", "--fd", str(listener), pass_fds=(listener,))]
+    for pool in sorted(_pools(system, "event")):
+        for index in range(local.workers.get(pool, 1)):
+            name, which = f"worker:{pool}-{index}", ("--pool", pool, "--index", str(index))
+            found.append(_module(at, name, "twinhull.serve.worker", *which))
+    for pool in sorted(_pools(system, "job")):
+        found.append(_module(at, f"jobs:{pool}", "twinhull.serve.jobs", "--pool", pool))
+    if any(task.every is not None for task in tasks(system).values()):
+        found.append(_module(at, "clock", "twinhull.serve.jobs", "--beat"))
+    return found
+
+
+def tasks(system: System) -> dict[str, Task]:
+    """The tasks of a system, by name."""
+    return {name: part for name, part in system.components.items() if isinstance(part, Task)}
+
+
+def functions(system: System, planes: Iterable[Plane]) -> dict[Plane, list[str]]:
+    """The user's functions that these planes call, as module:function."""
+    found: dict[Plane, list[str]] = {}
+    if "training" in planes:
+        found["training"] = [t.run for t in system.components.values() if isinstance(t, Train) and t.run]
+    if "serving" in planes:
+        rungs = [rung for end in system.endpoints.values() for rung in end.fallback or () if ":" in rung]
+        found["serving"] = [*(t.run for t in tasks(system).values() if t.run), *rungs]
+    return {plane: sorted(set(names)) for plane, names in found.items()}
+
+
+def _pools(system: System, lane: Literal["event", "job"]) -> set[str]:
+    found: set[str] = set()
+    for name, task in tasks(system).items():
+        callers = [e for e, end in system.endpoints.items() if _on_path(name, end.path or ())]
+        lanes = {lane_of(system, caller, name) for caller in callers or [None]}
+        if lane in lanes or (lane == "job" and task.every is not None):
+            found.add(_pool_of(system, task))
+    return found
+
+
+def _pool_of(system: System, task: Task) -> str:
+    holder = system.components.get(task.host or "")
+    return task.pool or (holder.pool if holder is not None else None) or ""
+
+
+def _on_path(task: str, path: Iterable[str | tuple[str, ...]]) -> bool:
+    return any(task == stage or (not isinstance(stage, str) and task in stage) for stage in path)
+
+
+def _module(at: Place, name: str, module: str, *arguments: str, pass_fds: tuple[int, ...] = ()) -> Command:
+    return Command(
+        name,
+        (sys.executable, "-m", module, "--run", str(at.run.root), *arguments),
+        at.env,
+        at.code,
+        pass_fds=pass_fds,
+        final=_TRAINING_ENDS if name.startswith("train:") else frozenset(),
+        hold=at.run.holds / name,
+    )
