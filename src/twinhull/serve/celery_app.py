@@ -9,6 +9,7 @@ from typing import Any
 
 import kombu
 import msgspec
+from billiard.util import get_logger
 from celery import Celery, bootsteps, signals
 from kombu.serialization import register
 from kombu.transport.redis import Channel
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 ASSUMED_LONGEST_S = (
     3600.0  # of a task whose file gives no time limit; decides when unanswered work is redelivered
 )
+LONGEST_S = 24 * 3600.0  # even of a task without any limit
 RETRY_LOST_AFTER_S = 1.0  # a lost process is usually a passing thing; Celery's own default is 180 s
 DELIVERIES = 3  # of a job that takes its process with it, where the file's queue says nothing else
 HARD_LIMIT_AFTER = 1.25  # of the soft limit: a function that swallows the soft one is killed then
@@ -102,6 +104,7 @@ def sender_app(system: System, url: str) -> Celery:
 def _app(system: System, url: str, settings: dict[str, Any]) -> Celery:
     speak_msgpack()
     outlive_broker()
+    speak_plainly()
     app = Celery(system.name, broker=celery_url(url), set_as_current=False, fixups=[])
     app.conf.update(settings)
     return app
@@ -110,7 +113,7 @@ def _app(system: System, url: str, settings: dict[str, Any]) -> Celery:
 def longest_task_s(system: System) -> float:
     """Seconds that the longest task of the system may take, retries' waits included."""
     tasks = [part for part in system.components.values() if isinstance(part, Task)]
-    limits = [(task.time_limit or ASSUMED_LONGEST_S) * HARD_LIMIT_AFTER for task in tasks]
+    limits = [min(task.time_limit or ASSUMED_LONGEST_S, LONGEST_S) * HARD_LIMIT_AFTER for task in tasks]
     waits = [task.retries.after or 0.0 for task in tasks if task.retries]
     return max([*limits, *waits], default=ASSUMED_LONGEST_S)
 
@@ -133,7 +136,7 @@ def has_gpus(pool: Pool) -> bool:
 
 
 def speak_msgpack() -> None:
-    """Register msgspec's codec as Celery's msgpack: kombu and others pin different releases of that package."""
+    """Register msgspec's codec as Celery's msgpack: kombu and others pin that package differently."""
     register(
         "msgpack",
         msgspec.msgpack.encode,
@@ -181,12 +184,19 @@ class Reclaim(bootsteps.StartStopStep):
 @signals.setup_logging.connect
 def _leave_logging_alone(**_: object) -> None:
     """With a receiver Celery configures no logging: ours is set up already."""
-    logging.getLogger("celery.worker.strategy").setLevel(
-        logging.WARNING
-    )  # "job done" says more than "received"
-    logging.getLogger("celery.app.trace").setLevel(logging.CRITICAL)  # "job failed" carries the traceback
-    logging.getLogger("kombu").setLevel(logging.WARNING)
-    logging.captureWarnings(True)
+
+
+def speak_plainly() -> None:
+    """Let Celery say what only it knows, and leave the story of each job to us.
+
+    Call it again once a worker is set up: Celery then shows every warning of its own.
+    """
+    get_logger().propagate = True  # billiard would print past our handler
+    get_logger().setLevel(logging.WARNING)
+    for name in ("celery.worker.strategy", "celery.worker.request", "celery.app.trace"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    for name in ("celery.apps.worker", "celery.beat", "celery.worker.consumer.consumer", "kombu"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     for known in (
         "You're running the worker with superuser privileges",  # containers are root
         r"\s*In Celery 5\.1 we introduced",  # a job may end while the broker is away

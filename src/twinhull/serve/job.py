@@ -4,13 +4,15 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import celery
 import psutil
 import redis
+from celery.exceptions import Reject
 
 from twinhull import broker, policy
 from twinhull.errors import UserCodeError
@@ -20,11 +22,14 @@ from twinhull.system.model import Task
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+Begun = Literal["begun", "done before", "lost too often"]
+
 DEAD_LETTERS_KEPT = 10_000
 REPLY_KEPT_S = 60  # a gateway that has gone leaves its list behind no longer than this
 DONE_KEPT_S = 24 * 3600.0  # a job that comes back later than this is done again
+PATIENCE_S = 20.0  # with a broker that is away, before and after a job
 _ASK_EVERY_S = 0.2
-_LOOK_AWAY_S = 20.0  # how long the end of a job waits for a broker that is away
 
 
 @dataclass(frozen=True)
@@ -40,9 +45,19 @@ class Ledger:
     keys: broker.Keys
     deliveries: int  # of a job that takes its process with it
 
-    def begin(self, job: str, *, redelivered: bool) -> Literal["begun", "done before", "lost too often"]:
+    def begin(self, job: str, *, redelivered: bool) -> Begun:
         """Take a job up, unless it was done before or has taken its worker with it too often."""
+        return _patiently(lambda: self._begin(self.keys.job(job), redelivered))
+
+    def end(self, job: str, *, done: bool, patience_s: float = PATIENCE_S) -> None:
+        """Close a job: done for good, or free to run again."""
         key = self.keys.job(job)
+        try:
+            _patiently(lambda: self._end(key, done), patience_s)
+        except redis.RedisError as error:
+            log.warning("job not recorded", extra={"job": job, "reason": str(error)})
+
+    def _begin(self, key: str, redelivered: bool) -> Begun:
         if redelivered:
             state = self._settled(key)
             if state == "done":
@@ -52,23 +67,12 @@ class Ledger:
         self.client.set(key, _whoami(), ex=int(DONE_KEPT_S))
         return "begun"
 
-    def end(self, job: str, *, done: bool) -> None:
-        """Close a job: done for good, or free to run again. Waits for a broker that is away for a while."""
-        key = self.keys.job(job)
-        until = time.monotonic() + _LOOK_AWAY_S
-        while True:
-            try:
-                if done:
-                    self.client.set(key, "done", ex=int(DONE_KEPT_S))
-                else:
-                    self.client.delete(key)
-                self.client.delete(f"{key}:lost")
-                return
-            except redis.RedisError as error:
-                if time.monotonic() > until:
-                    log.warning("job not recorded", extra={"job": job, "reason": str(error)})
-                    return
-                time.sleep(_ASK_EVERY_S)
+    def _end(self, key: str, done: bool) -> None:
+        if done:
+            self.client.set(key, "done", ex=int(DONE_KEPT_S))
+            self.client.delete(f"{key}:lost")
+        else:
+            self.client.delete(key, f"{key}:lost")
 
     def _count_loss(self, key: str) -> int:
         """Count a run that was begun and never ended."""
@@ -83,6 +87,18 @@ class Ledger:
             state = bytes(raw or b"").decode()
             if state in ("", "done") or not _lives(state):
                 return state
+            time.sleep(_ASK_EVERY_S)
+
+
+def _patiently(act: Callable[[], T], patience_s: float = PATIENCE_S) -> T:
+    """The result of an act on the broker, tried again while the broker is away."""
+    until = time.monotonic() + patience_s
+    while True:
+        try:
+            return act()
+        except redis.RedisError:
+            if time.monotonic() > until:
+                raise
             time.sleep(_ASK_EVERY_S)
 
 
@@ -142,7 +158,12 @@ class Runner:
             log.info("job expired", extra={"task": name, "rows": len(batch.rows)})
             return
         redelivered = bool((call.request.delivery_info or {}).get("redelivered"))
-        state = self._ledger.begin(job, redelivered=redelivered)
+        try:
+            state = self._ledger.begin(job, redelivered=redelivered)
+        except (
+            redis.RedisError
+        ) as error:  # not the job's failure: it is delivered again with the broker's return
+            raise Reject(str(error), requeue=True) from error
         if state == "lost too often":
             self.bury(job, name, packed, f"its worker was lost {self._deliveries} times")
         elif state == "done before":
@@ -212,6 +233,10 @@ class Runner:
             task = self._tasks[name]
             self._functions[name] = Function(task.run or "", batch=task.batch is not None)
         return self._functions[name]
+
+    def free(self, job: str) -> None:
+        """Note that a job given back to its queue is no longer run, and that this was not its fault."""
+        self._ledger.end(job, done=False, patience_s=0.0)
 
     def bury(self, job: str, name: str, packed: bytes | None, reason: str) -> None:
         """Add a job that is given up to the dead letters, with the reason."""

@@ -1,8 +1,10 @@
 """How does the process that runs jobs start, drain and leave?"""
 
 import logging
+import math
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +14,7 @@ from typing import Any
 import celery
 from celery import Celery, signals
 from celery.apps.worker import Worker
+from celery.exceptions import WorkerLostError
 from celery.worker import state
 
 from twinhull import processes
@@ -32,7 +35,7 @@ def work(system: System, url: str, pool: str) -> int:
     forks = not celery_app.has_gpus(system.pools[pool])  # a process that holds a GPU must never fork
     worker = JobWorker(
         app=app,
-        hostname=f"{pool}@%h",
+        hostname=f"{pool}@{socket.gethostname()}",
         pool_cls="prefork" if forks else "solo",
         concurrency=celery_app.concurrency(system, pool) if forks else 1,
         queues=[Keys(system.name).jobs(pool)],
@@ -42,6 +45,7 @@ def work(system: System, url: str, pool: str) -> int:
         without_mingle=True,
         without_heartbeat=True,
     )
+    worker.runner = runner
     if not forks:
         runner.load()
     worker.start()
@@ -56,6 +60,8 @@ def register(app: Celery, system: System, url: str, pool: str) -> Runner:
     for name, task in tasks.items():
         app.task(name=name, bind=True, **_options(task, deliveries))(_body(runner, name))
     signals.task_failure.connect(partial(_bury, app, runner), weak=False)
+    signals.task_retry.connect(partial(_lost, app), weak=False)
+    signals.task_revoked.connect(partial(_expired, app), weak=False)
     signals.worker_process_init.connect(partial(_child, runner), weak=False)
     return runner
 
@@ -69,15 +75,19 @@ def tasks_of(system: System, pool: str) -> dict[str, Task]:
 def _options(task: Task, deliveries: int) -> dict[str, Any]:  # Any: Celery's options have no common type
     """Celery's options of a task. A lost process counts as a delivery, a raised error as a retry."""
     retries = task.retries.count if task.retries else 0
-    limit = task.time_limit
+    limit = _finite(task.time_limit)
     return {
         "max_retries": max(retries, deliveries - 1),
         "default_retry_delay": celery_app.RETRY_LOST_AFTER_S,
         "soft_time_limit": limit,
-        "time_limit": limit and limit * celery_app.HARD_LIMIT_AFTER,
-        "expires": task.expires,
+        "time_limit": None if limit is None else limit * celery_app.HARD_LIMIT_AFTER,
+        "expires": _finite(task.expires),
         "typing": False,
     }
+
+
+def _finite(seconds: float | None) -> float | None:
+    return None if seconds is None or math.isinf(seconds) else seconds
 
 
 def _body(runner: Runner, name: str) -> Callable[..., None]:
@@ -94,6 +104,19 @@ def _bury(app: Celery, runner: Runner, sender: celery.Task, **what: Any) -> None
         runner.bury(str(what["task_id"]), sender.name, packed, str(what["exception"]))
 
 
+def _lost(app: Celery, sender: celery.Task, reason: object, **_: object) -> None:
+    """Celery tries a job again whose process is gone; retries of ours are told by the job itself."""
+    error = getattr(reason, "exc", None)
+    if sender.app is app and isinstance(error, WorkerLostError):
+        log.warning("job retried", extra={"task": sender.name, "reason": str(error)})
+
+
+def _expired(app: Celery, sender: celery.Task, expired: bool, **_: object) -> None:
+    """Celery has dropped a job that waited too long."""
+    if sender.app is app and expired:
+        log.info("job expired", extra={"task": sender.name})
+
+
 def _child(runner: Runner, **_: object) -> None:
     """A forked process before its first job."""
     processes.die_with_parent()
@@ -104,8 +127,11 @@ def _child(runner: Runner, **_: object) -> None:
 class JobWorker(Worker):
     """Celery's worker under a supervisor that asks it once, by SIGTERM, to leave within seconds."""
 
+    runner: Runner
+
     def install_platform_tweaks(self, worker: Worker) -> None:
         """Answer SIGTERM alone: Celery's answer to others would be a longer wait, a restart, or lost work."""
+        celery_app.speak_plainly()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, self._on_sigterm)
@@ -128,6 +154,7 @@ class JobWorker(Worker):
             if request.worker_pid not in (None, os.getpid()):
                 os.kill(request.worker_pid, signal.SIGKILL)
         for request in running:
+            self.runner.free(request.id)
             message = request.message
             message.channel.qos.restore_by_tag(message.delivery_tag, leftmost=True)
         log.warning("jobs given back", extra={"jobs": len(running)})

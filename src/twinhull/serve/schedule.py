@@ -5,6 +5,7 @@ import logging
 import os
 import time
 from datetime import UTC, datetime, timedelta
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,16 @@ _RETRY_S = 1.0
 
 
 def entries(system: System) -> dict[str, dict[str, Any]]:  # Any: Celery's beat_schedule
-    """Celery's schedule of all tasks with `every`. A run that nobody takes is dropped when the next is due."""
-    tasks = {name: part for name, part in system.components.items() if isinstance(part, Task) and part.every}
+    """Celery's schedule of all tasks with `every`. A run that nobody takes is dropped by the next."""
+    parts = system.components.items()
+    tasks = {name: part for name, part in parts if isinstance(part, Task) and isfinite(part.every or inf)}
     return {
         name: {
             "task": name,
             "schedule": timedelta(seconds=task.every or 0.0),
             "options": {
                 "queue": Keys(system.name).jobs(task.pool or ""),
-                "expires": min(task.every or 0.0, task.expires or float("inf")),
+                "expires": min(task.every or 0.0, task.expires or inf),
             },
         }
         for name, task in tasks.items()
@@ -77,7 +79,10 @@ class FileScheduler(Scheduler):
         """Write down when each task ran last."""
         if self.schedule is not None:
             ran_at = {name: entry.last_run_at.timestamp() for name, entry in self.schedule.items()}
-            _write(self._file, ran_at)
+            try:
+                _write(self._file, ran_at)
+            except OSError as error:  # a full disk must not stop, nor repeat, what is remembered in memory
+                log.warning("schedule not written", extra={"file": str(self._file), "reason": str(error)})
 
 
 def _read(file: Path) -> dict[str, float]:
