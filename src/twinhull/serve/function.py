@@ -3,7 +3,6 @@
 import inspect
 import logging
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
