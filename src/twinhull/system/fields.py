@@ -34,6 +34,11 @@ def _same(value: object) -> object:
     return value
 
 
+def _written(text: str) -> int | str:
+    """Digits alone are a number in YAML, and need no quotes there."""
+    return int(text) if text.isdigit() else text
+
+
 def _listed(value: tuple[object, ...]) -> list[object]:
     return [list(member) if isinstance(member, tuple) else member for member in value]
 
@@ -50,7 +55,9 @@ def _measure(measure: Measure, *, least: str = "") -> Text:
     bare = {"type": "number", "minimum": 0} if "" in measure.units else {"const": 0}
     text = {"type": "string", "pattern": measure.pattern}
     return Text(
-        parse, measure.show, {"anyOf": [text] if least else [text, bare], "examples": [measure.example]}
+        parse,
+        lambda number: _written(measure.show(number)),
+        {"anyOf": [text] if least else [text, bare], "examples": [measure.example]},
     )
 
 
@@ -99,7 +106,11 @@ def _path(value: object) -> tuple[str | tuple[str, ...], ...]:
 
 
 def _parts(kind: Any, pattern: str, *examples: str) -> Text:  # Any: a class with `parse`
-    return Text(kind.parse, str, {"type": ["string", "integer"], "pattern": pattern, "examples": [*examples]})
+    return Text(
+        kind.parse,
+        lambda part: _written(str(part)),
+        {"type": ["string", "integer"], "pattern": pattern, "examples": [*examples]},
+    )
 
 
 _AMOUNT = r"[0-9][0-9.eE-]*\s*[A-Za-z]+"

@@ -35,6 +35,7 @@ from twinhull.system.fields import (
 
 ProcessKind = Literal["client", "gateway", "service", "worker", "scheduler", "monitor", "external"]
 StateKind = Literal["broker", "queue", "cache", "store", "registry"]
+LinkKind = Literal["call", "publish", "consume", "read", "write", "collective", "reply", "control"]
 Engine = Literal["single", "ddp", "fsdp", "hsdp", "zero-1", "zero-2", "zero-3"]
 Lane = Literal["event", "job"]
 
@@ -195,9 +196,7 @@ class Link(Part):
 
     source: Word = Field(alias="from", description="the component or pool that acts")
     target: Word = Field(alias="to", description="the component or pool that it acts on")
-    kind: Literal["call", "publish", "consume", "read", "write", "collective", "reply", "control"] | None = (
-        None
-    )
+    kind: LinkKind | None = None
     task: Word | None = Field(None, description="the task that is asked for")
     when: Literal["each", "start", "late"] | None = Field(
         None, description="at each request, at the start only, or only when the fresh answer is late"
@@ -246,7 +245,7 @@ class System(Part):
     budget: Budget | None = None
 
 
-CLASS_BY_KIND: dict[str, type[Component]] = {
+CLASS_BY_KIND: dict[str, type[Process | Task | Train | State]] = {
     "task": Task,
     "train": Train,
     **dict.fromkeys(get_args(ProcessKind), Process),

@@ -1,0 +1,216 @@
+"""What comes with the workloads of a file by itself: broker, queues, workers, gateway, cache, registry.
+
+A second, generated draft, over which the file is laid field by field; what the file says wins.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from twinhull.system import names
+from twinhull.system.model import (
+    CLASS_BY_KIND,
+    AnyComponent,
+    Checkpoint,
+    Endpoint,
+    Link,
+    LinkKind,
+    Part,
+    System,
+    Task,
+    Train,
+)
+from twinhull.system.quantities import Range, Retries, Span
+
+P = TypeVar("P", bound=Part)
+NEVER = float("inf")
+HANG_TIMEOUT = 300.0
+CHECKPOINT_EVERY = Span(seconds=600.0)
+QUEUE_BOUND = 10_000.0  # a burst of seconds; more would only be answered after every deadline
+ONE = Range(1, 1)
+
+
+@dataclass(slots=True)
+class Draft:
+    """Generated components and links, and the path of the file that caused each."""
+
+    components: dict[str, AnyComponent] = field(default_factory=dict)
+    links: list[Link] = field(default_factory=list)
+    causes: dict[str, str] = field(default_factory=dict)  # name of a component -> path of its cause
+    link_causes: list[str] = field(default_factory=list)
+
+    def add(self, name: str, kind: str, cause: str, **fields: Any) -> None:  # Any: the fields of the kind
+        """Add a component, unless an earlier cause has added it."""
+        if name not in self.components:
+            build: Any = CLASS_BY_KIND[kind].model_construct  # Any: each class has its own kinds
+            self.components[name] = build(kind=kind, **fields)
+            self.causes[name] = cause
+
+    def link(
+        self, source: str, target: str, kind: LinkKind, cause: str, **fields: Any
+    ) -> None:  # Any: see add
+        """Add a link, unless it is there exactly so."""
+        link = Link.model_construct(source=source, target=target, kind=kind, **fields)
+        if link not in self.links:
+            self.links.append(link)
+            self.link_causes.append(cause)
+
+
+@dataclass(frozen=True, slots=True)
+class Expanded:
+    """A whole system, and for what the file does not say the path that caused it."""
+
+    system: System
+    causes: dict[str, str]  # path of a generated component or link -> path of its cause
+
+
+def expand(said: System) -> Expanded:
+    """The system of a file with workloads, with everything filled in that comes with them."""
+    draft = Draft()
+    tasks = {name: part for name, part in said.components.items() if isinstance(part, Task)}
+    trains = {name: part for name, part in said.components.items() if isinstance(part, Train)}
+    for name, task in tasks.items():
+        _task(draft, said, name, task)
+    for name, train in trains.items():
+        _train(draft, said, name, train)
+    endpoints = {name: _endpoint(draft, said, name, part) for name, part in said.endpoints.items()}
+    components = {name: overlaid(draft.components.get(name), part) for name, part in said.components.items()}
+    components |= {name: part for name, part in draft.components.items() if name not in components}
+    links, caused = _links(draft, said)
+    causes = {f"components.{name}": cause for name, cause in draft.causes.items()} | caused
+    update = {"components": components, "links": links, "endpoints": endpoints}
+    return Expanded(said.model_copy(update=update), causes)
+
+
+def overlaid(filled: P | None, said: P) -> P:
+    """What was filled in, with what was said laid over it, field by field."""
+    if filled is None:
+        return said
+    update: dict[str, object] = {}
+    for name in said.__class__.model_fields:
+        ours, theirs = getattr(filled, name), getattr(said, name)
+        if isinstance(ours, Part) and isinstance(theirs, Part):
+            update[name] = overlaid(ours, theirs)
+        elif theirs is None and ours is not None:
+            update[name] = ours
+    return said.model_copy(update=update)
+
+
+def _shared(draft: Draft, said: System, cause: str) -> None:
+    """What any task or endpoint needs. Of a broker at an address of the user's nothing is known but that."""
+    broker, cache = said.components.get(names.BROKER), said.components.get(names.CACHE)
+    ours = {"software": "redis", "replicas": ONE, "syncs": 1.0, "lost_with": "node"}
+    draft.add(names.BROKER, "broker", cause, **({} if getattr(broker, "url", None) else ours))
+    draft.add(names.CACHE, "cache", cause, **({} if getattr(cache, "url", None) else {"host": names.BROKER}))
+
+
+def _task(draft: Draft, said: System, name: str, task: Task) -> None:
+    cause = f"components.{name}"
+    _shared(draft, said, cause)
+    pool = said.pools.get(task.pool or "")
+    if task.pool is None or pool is None:
+        draft.add(name, "task", cause, ack="late", redelivered=True)
+        return
+    queue, worker = names.queue_of(task.pool), names.worker_of(task.pool)
+    draft.add(
+        queue,
+        "queue",
+        cause,
+        host=names.BROKER,
+        order="fifo",
+        bound=QUEUE_BOUND,
+        deliveries=3.0,
+        dead_letter=True,
+    )
+    slots = 1 if pool.gpus and pool.gpus.count != 0 else pool.cpus or None
+    draft.add(
+        worker,
+        "worker",
+        cause,
+        pool=task.pool,
+        replicas=pool.nodes,
+        concurrency=slots,
+        gpus=pool.gpus,
+        prefetch=1,
+    )
+    draft.link(worker, queue, "consume", cause)
+    draft.add(name, "task", cause, host=worker, ack="late", redelivered=True)
+    if task.model is not None:
+        draft.add(names.REGISTRY, "registry", cause, keep=3)
+        draft.link(worker, names.REGISTRY, "read", cause, when="start")
+
+
+def _train(draft: Draft, said: System, name: str, train: Train) -> None:
+    cause = f"components.{name}"
+    pool = said.pools.get(train.pool or "")
+    checkpoint = Checkpoint.model_construct(
+        every=CHECKPOINT_EVERY, to=names.CHECKPOINTS, keep=3, atomic=True, asynchronous=True
+    )
+    draft.add(
+        name,
+        "train",
+        cause,
+        replicas=pool.nodes if pool else None,
+        gpus=pool.gpus if pool else None,
+        restarts=NEVER,
+        requeue=True,
+        gang=True,
+        hang_timeout=HANG_TIMEOUT,
+        checkpoint=checkpoint,
+    )
+    draft.add(names.CHECKPOINTS, "store", cause)
+    draft.add(names.REGISTRY, "registry", cause, keep=3)
+    draft.link(name, names.REGISTRY, "write", cause, overwrites=False)
+
+
+def _endpoint(draft: Draft, said: System, name: str, endpoint: Endpoint) -> Endpoint:
+    cause = f"endpoints.{name}"
+    _shared(draft, said, cause)
+    draft.add(names.GATEWAY, "gateway", cause, replicas=ONE)
+    draft.add(names.CLIENTS, "client", cause)
+    client, deadline = endpoint.client or names.CLIENTS, endpoint.deadline
+    draft.link(client, names.GATEWAY, "call", cause, timeout=deadline)
+    for member in tasks_of(endpoint):
+        task = said.components.get(member)
+        if isinstance(task, Task) and task.pool is not None:
+            draft.link(
+                names.GATEWAY,
+                names.queue_of(task.pool),
+                "publish",
+                cause,
+                task=member,
+                wait="await",
+                timeout=deadline,
+                expires=deadline,
+                retries=Retries(0.0),
+            )
+    for rung in endpoint.fallback or ():
+        if rung in said.components or rung in draft.components:
+            draft.link(names.GATEWAY, rung, "read", cause, when="late")
+    return endpoint.model_copy(update={"client": client})
+
+
+def tasks_of(endpoint: Endpoint) -> list[str]:
+    """The members of an endpoint's path, inner lists flattened."""
+    members: list[str] = []
+    for member in endpoint.path or ():
+        members += [member] if isinstance(member, str) else member
+    return members
+
+
+def _links(draft: Draft, said: System) -> tuple[tuple[Link, ...], dict[str, str]]:
+    """The user's links first, as in the file, each laid over the generated one that it repeats."""
+    open_links = list(zip(draft.links, draft.link_causes, strict=True))
+    links: list[Link] = []
+    for link in said.links:
+        twin = next((pair for pair in open_links if _repeats(link, pair[0])), None)
+        if twin is not None:
+            open_links.remove(twin)
+        links.append(overlaid(twin[0] if twin else None, link))
+    first = len(links)
+    causes = {f"links.{first + index}": cause for index, (_, cause) in enumerate(open_links)}
+    return (*links, *(link for link, _ in open_links)), causes
+
+
+def _repeats(said: Link, generated: Link) -> bool:
+    same_ends = (said.source, said.target, said.kind) == (generated.source, generated.target, generated.kind)
+    return same_ends and said.task in (None, generated.task)
