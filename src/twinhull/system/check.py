@@ -38,8 +38,8 @@ def summary(system: System) -> str:
     said.append(f"{endpoints} ({promises})" if promises else endpoints)
     said.append(_count(len(system.pools), "pool"))
     lacking = missing(system)
-    rest = f"; up needs more: {lacking[0]}" + (f" (and {len(lacking) - 1} more)" if lacking[1:] else "")
-    return f"{system.name}: {', '.join(said)}{rest if lacking else ''}"
+    more = f" (and {len(lacking) - 1} more)" if len(lacking) > 1 else ""
+    return f"{system.name}: {', '.join(said)}" + (f"; up needs {lacking[0]}{more}" if lacking else "")
 
 
 def _promise(endpoint: Endpoint) -> str:

@@ -25,7 +25,7 @@ def lane_of(system: System, endpoint: str | None, task: str) -> Lane:
 
 
 def lanes_of(system: System, task: str) -> frozenset[Lane]:
-    """All lanes by which a task is called: one for each endpoint that holds it, and job for `every` or none."""
+    """All lanes by which a task is called: by each endpoint that holds it, and by nobody or `every`."""
     callers: list[str | None] = [
         name for name, endpoint in system.endpoints.items() if task in tasks_of(endpoint)
     ]
