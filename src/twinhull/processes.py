@@ -39,7 +39,7 @@ def die_with_parent(ending: signal.Signals = signal.SIGKILL) -> None:
 
 
 def adopt_orphans() -> None:
-    """Make grandchildren that lose their parent children of this process, so that `descendants` finds them (Linux)."""
+    """Become the parent of grandchildren that lose theirs, so that `end_descendants` finds them (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -153,26 +153,37 @@ class Child:
 
     async def _once(self) -> int:
         command = self.command
-        process = await asyncio.create_subprocess_exec(
-            *command.argv,
-            env=dict(command.env),
-            cwd=command.cwd,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            pass_fds=command.pass_fds,
-            start_new_session=True,  # Ctrl-C in the terminal reaches the supervisor alone
+        ours, theirs = os.pipe()  # not asyncio's pipe: an orphan that holds it open must not hold up `wait`
+        reader = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(ours, "rb", buffering=0)
         )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command.argv,
+                env=dict(command.env),
+                cwd=command.cwd,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=theirs,
+                stderr=asyncio.subprocess.STDOUT,
+                pass_fds=command.pass_fds,
+                start_new_session=True,  # Ctrl-C in the terminal reaches the supervisor alone
+            )
+        except BaseException:
+            transport.close()
+            raise
+        finally:
+            os.close(theirs)
         self._process, self.pid = process, process.pid
         self.on_start(command.name, process.pid)
         if self._stopping.is_set():  # asked to stop while it was being started
             self._end_group(signal.SIGTERM)
-        assert process.stdout is not None
-        pump = asyncio.create_task(self._pump(process.stdout))
+        pump = asyncio.create_task(self._pump(reader))
         code = await process.wait()
         self._end_group(signal.SIGKILL)  # what it may have left of its group
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(pump, 1.0)  # an orphan elsewhere may hold the pipe open
+            await asyncio.wait_for(pump, 1.0)
+        transport.close()
         self._process = self.pid = None
         return code
 

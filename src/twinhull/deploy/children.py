@@ -66,8 +66,10 @@ def serving(system: System, local: Local, at: Place, listener: int) -> list[Comm
         for index in range(local.workers.get(pool, 1)):
             name, which = f"worker:{pool}-{index}", ("--pool", pool, "--index", str(index))
             found.append(_module(at, name, "twinhull.serve.worker", *which))
-    for pool in sorted(_pools(system, "job")):
-        found.append(_module(at, f"jobs:{pool}", "twinhull.serve.jobs", "--pool", pool))
+    found += [
+        _module(at, f"jobs:{pool}", "twinhull.serve.jobs", "--pool", pool)
+        for pool in sorted(_pools(system, "job"))
+    ]
     if any(task.every is not None for task in tasks(system).values()):
         found.append(_module(at, "clock", "twinhull.serve.jobs", "--beat"))
     return found

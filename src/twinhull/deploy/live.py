@@ -66,8 +66,8 @@ def _training(job: str, training: Training) -> Panel:
     if math.isfinite(training.step_s):
         load_s = training.data_s if math.isfinite(training.data_s) else 0.0
         rest_s = max(0.0, training.step_s - load_s)
-        split = Text("  ").append("■", style=BEAM).append(f" load {load_s * 1000:.1f}  ")
-        split.append("■", style=TRAINING).append(f" compute and communicate {rest_s * 1000:.1f} ms")
+        split = Text("  ").append("■", style=BEAM).append(f" load {load_s * 1000:.1f} ms  ")
+        split.append("■", style=TRAINING).append(f" step {rest_s * 1000:.1f} ms")
         rows.add_row("step", bar([(load_s, BEAM), (rest_s, TRAINING)]).append_text(split))
     loss = Text(sparkline(training.loss), style=TRAINING)
     if training.loss:
