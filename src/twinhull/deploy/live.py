@@ -15,7 +15,7 @@ from twinhull.deploy.record import Record
 
 TRAINING, SERVING, BEAM = "#7b7fe8", "#3aa6a0", "#d0a048"  # indigo, teal, amber
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_WIDTH = 44  # columns of a bar
+_WIDTH = 36  # columns of a bar
 _MARK = {"warning": ("!", BEAM), "error": ("✗", "red"), "critical": ("✗", "red")}
 
 
@@ -184,7 +184,7 @@ def _duration(seconds: float) -> str:
 def _rows() -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", min_width=11)
-    table.add_column()
+    table.add_column(no_wrap=True, overflow="ellipsis")
     return table
 
 
