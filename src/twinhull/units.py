@@ -14,6 +14,7 @@ from decimal import Context, Decimal
 _NUMBER = r"[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,3})?"
 _EXACT = Context(prec=40)  # decimal, so that 99.9 % is 0.999 and not the float after it
 _AMOUNT = re.compile(rf"\s*({_NUMBER})\s*(\S.*?)?\s*")
+MOST_GUESSED = 500
 HOUR = 3600
 DAY = 24 * HOUR
 MONTH = 730 * HOUR  # a twelfth of 365 days: the month of cloud bills
@@ -35,6 +36,8 @@ def refused(value: object, problem: str, example: str) -> ValueError:
 
 def closest(word: str, known: list[str]) -> str:
     """The known word that was probably meant, as a sentence after a space; empty when none is near."""
+    if len(known) > MOST_GUESSED:  # comparing takes time, and a guess among thousands is no help
+        return ""
     by_folded = {name.casefold(): name for name in known}
     near = difflib.get_close_matches(word[:60].casefold(), list(by_folded), n=1)
     return f' Did you mean "{by_folded[near[0]]}"?' if near else ""
@@ -94,8 +97,9 @@ class Measure:
             return 0.0
         if not unit:
             raise refused(text, "has no unit", self.example)
-        meant = closest(unit, [known for known in self.units if known])
-        raise refused(text, f"is not {self.what}", f"{self.example}.{meant}" if meant else self.example)
+        units = [known for known in self.units if known]
+        meant = closest(unit, units) or f" Units: {', '.join(units)}"
+        raise refused(text, f"is not {self.what}", f"{self.example}.{meant}")
 
     def _bounded(self, number: float, said: object) -> float:
         if math.isnan(number) or number < 0:
@@ -156,7 +160,6 @@ SECONDS = Measure(
         "min": (60, 1),
         "h": (HOUR, 1),
         "day": (DAY, 1),
-        "days": (DAY, 1),
     },
     infinity="never",
 )

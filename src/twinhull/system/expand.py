@@ -31,12 +31,11 @@ ONE = Range(1, 1)
 
 @dataclass(slots=True)
 class Draft:
-    """Generated components and links, and the path of the file that caused each."""
+    """Generated components and links, and the path that caused each."""
 
     components: dict[str, AnyComponent] = field(default_factory=dict)
-    links: list[Link] = field(default_factory=list)
+    links: dict[Link, str] = field(default_factory=dict)  # each with the path of its cause
     causes: dict[str, str] = field(default_factory=dict)  # name of a component -> path of its cause
-    link_causes: list[str] = field(default_factory=list)
 
     def add(self, name: str, kind: str, cause: str, **fields: Any) -> None:  # Any: the fields of the kind
         """Add a component, unless an earlier cause has added it."""
@@ -50,9 +49,7 @@ class Draft:
     ) -> None:  # Any: see add
         """Add a link, unless it is there exactly so."""
         link = Link.model_construct(source=source, target=target, kind=kind, **fields)
-        if link not in self.links:
-            self.links.append(link)
-            self.link_causes.append(cause)
+        self.links.setdefault(link, cause)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,18 +196,17 @@ def tasks_of(endpoint: Endpoint) -> list[str]:
 
 def _links(draft: Draft, said: System) -> tuple[tuple[Link, ...], dict[str, str]]:
     """The user's links first, as in the file, each laid over the generated one that it repeats."""
-    open_links = list(zip(draft.links, draft.link_causes, strict=True))
+    open_links = dict(draft.links)
+    by_ends: dict[object, list[Link]] = {}
+    for link in open_links:
+        by_ends.setdefault((link.source, link.target, link.kind), []).append(link)
     links: list[Link] = []
     for link in said.links:
-        twin = next((pair for pair in open_links if _repeats(link, pair[0])), None)
+        twins = by_ends.get((link.source, link.target, link.kind), [])
+        twin = next((one for one in twins if link.task in (None, one.task)), None)
         if twin is not None:
-            open_links.remove(twin)
-        links.append(overlaid(twin[0] if twin else None, link))
-    first = len(links)
-    causes = {f"links.{first + index}": cause for index, (_, cause) in enumerate(open_links)}
-    return (*links, *(link for link, _ in open_links)), causes
-
-
-def _repeats(said: Link, generated: Link) -> bool:
-    same_ends = (said.source, said.target, said.kind) == (generated.source, generated.target, generated.kind)
-    return same_ends and said.task in (None, generated.task)
+            twins.remove(twin)
+            del open_links[twin]
+        links.append(overlaid(twin, link))
+    causes = {f"links.{len(links) + index}": cause for index, cause in enumerate(open_links.values())}
+    return (*links, *open_links), causes

@@ -28,6 +28,7 @@ class Face:
     roles: dict[str, str] = field(default_factory=dict)  # of each workload that has one: task or train
     brought: dict[str, str] = field(default_factory=dict)  # what is filled in: name -> kind
     known: set[str] = field(default_factory=set)  # all names of components, also of those that are broken
+    too_new: bool = False  # nothing else that this version could say about it would be right
     complaints: list[Complaint] = field(default_factory=list)
 
     def user_path(self, path: Path_) -> Path_:
@@ -66,8 +67,9 @@ def _check_version(face: Face, data: dict[str, Data]) -> None:
     if isinstance(version, bool) or not isinstance(version, int) or version < 1:
         face.complaints.append(Complaint(("twinhull",), f"{quoted(version)} is no format version; write 1"))
     elif version > VERSION:
-        message = f"format {version} needs a newer twinhull; this one reads format {VERSION}"
+        message = f"format {version} needs a newer twinhull; this one reads format {VERSION}. Upgrade it"
         face.complaints.append(Complaint(("twinhull",), message))
+        face.too_new = True
 
 
 def _components_of(face: Face, workloads: Data) -> dict[str, Data]:

@@ -82,7 +82,8 @@ def _span(value: object) -> quantities.Span:
 
 def _word(value: object) -> str:
     if not isinstance(value, str):
-        raise refused(value, "is not a text", "eu-a; a number or true stands in quotes")
+        example = "one name" if isinstance(value, (dict, list, tuple)) else f'"{quoted(value)}" in quotes'
+        raise refused(value, "is not a text", example)
     if not value.strip():
         raise ValueError("is empty; write it, or leave the line out")
     if len(value) > 500 or not value.isprintable():
@@ -102,6 +103,10 @@ def _path(value: object) -> tuple[str | tuple[str, ...], ...]:
         raise refused(value, "is not a list", example)
     if not value or [] in value or () in value:
         raise refused(value, "with an empty list leads nowhere", example)
+    if any(
+        isinstance(inner, (list, tuple)) for member in value if isinstance(member, list) for inner in member
+    ):
+        raise refused(value, "in a list in a list is too deep", example)
     return tuple(_words(member) if isinstance(member, (list, tuple)) else _word(member) for member in value)
 
 

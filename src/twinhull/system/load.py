@@ -1,6 +1,7 @@
 """How a system file becomes a `System` whose every value knows where it came from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -12,7 +13,7 @@ from twinhull.system.model import Part, System
 from twinhull.system.places import Document, Path_, compose, read, spelled
 from twinhull.system.problems import Problem, SystemFileError
 from twinhull.system.references import check_references
-from twinhull.system.words import complaints_of
+from twinhull.system.words import MOST_TOLD, complaints_of
 
 How = Literal["measured", "read", "drawn", "default", "assumed"]
 
@@ -63,9 +64,13 @@ def load_text(text: str, source: Path) -> Described:
     """The system of a text that stands in `source`, or would."""
     document = compose(text, str(source))
     face = read_face(document)
+    if face.too_new:
+        raise SystemFileError([_problem(complaint, document) for complaint in face.complaints])
     system, mistakes = _validated(face)
-    complaints = [*face.complaints, *mistakes, *check_references(face)]
-    problems = [*document.problems, *(_problem(complaint, face, document) for complaint in complaints)]
+    told = islice(check_references(face), MOST_TOLD)
+    dangling = [replace(complaint, path=face.user_path(complaint.path)) for complaint in told]
+    complaints = [*face.complaints, *mistakes, *dangling]
+    problems = [*document.problems, *(_problem(complaint, document) for complaint in complaints)]
     if problems or system is None:
         raise SystemFileError(problems)
     whole, causes = system, dict[str, str]()
@@ -82,10 +87,10 @@ def _validated(face: Face) -> tuple[System | None, list[Complaint]]:
         return None, complaints_of(error, face)
 
 
-def _problem(complaint: Complaint, face: Face, document: Document) -> Problem:
-    path = face.user_path(complaint.path)
-    line, col = document.place(path, at_key=complaint.at_key)
-    return Problem(line, col, spelled(path), complaint.message, document.file)
+def _problem(complaint: Complaint, document: Document) -> Problem:
+    line, col = document.place(complaint.path, at_key=complaint.at_key)
+    message = "".join(c if c.isprintable() else "?" for c in complaint.message)
+    return Problem(line, col, spelled(complaint.path), message, document.file)
 
 
 def _origins(

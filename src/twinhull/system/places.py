@@ -17,6 +17,7 @@ from twinhull.units import quoted
 # libyaml is eight times faster; without it the same events come from pure Python.
 LOADER: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 MOST_BYTES = 1_000_000
+MOST_VALUES = 20_000
 MOST_DEPTH = 20
 MOST_DIGITS = 30
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
@@ -128,6 +129,9 @@ class _Composer:
     def _value(self, event: yaml.Event, path: Path_) -> Data:
         """The data of one node, read to its end; None where it holds nothing usable."""
         self.document.values[path] = _start(event)
+        if len(self.document.values) > MOST_VALUES:
+            message = f"has more than {MOST_VALUES} values; that is no system file"
+            raise _error(self.document.file, message, _start(event))
         if isinstance(event, yaml.AliasEvent):
             self._complain("an alias (*) is not read here; write the value out", event, path)
             return None
@@ -146,23 +150,21 @@ class _Composer:
         mapping: dict[str, Data] = {}
         while not isinstance(event := next(self.events), yaml.MappingEndEvent):
             key = event.value if isinstance(event, yaml.ScalarEvent) else ""
-            inner = (*path, key)
+            inner: Path_ = (*path, key)
             if not isinstance(event, yaml.ScalarEvent):
                 self._value(event, inner)
                 self._complain("a key is a plain name, not a mapping, a list or an alias", event, path)
                 self._value(next(self.events), inner)
                 continue
-            twice = self.document.keys.get(inner)
-            before = self.document.values.get(inner)
-            at = _start(event)
-            if twice is None:
-                self.document.keys[inner] = at
+            first = self.document.keys.get(inner)
+            if first is not None:
+                self._complain(f"is there twice; the first is in line {first[0]}", event, inner)
+                self._value(next(self.events), (*inner, "again"))
+                continue
+            self.document.keys[inner] = _start(event)
             value = self._present(next(self.events), inner, event)
             if key == "<<":
                 self._complain("<< is not read here; write the values out", event, inner)
-            elif twice is not None and before is not None:
-                self._complain(f"is there twice; the first is in line {twice[0]}", event, inner)
-                self.document.values[inner] = before
             elif value is not None:
                 mapping[key] = value
         return mapping

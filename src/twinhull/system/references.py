@@ -4,6 +4,7 @@ Works on plain data that may have any other mistake in it, so that all mistakes 
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TypeVar
 
 from twinhull.system.face import Complaint, Face, mapping
@@ -13,23 +14,45 @@ from twinhull.system.quantities import Batch
 from twinhull.units import RATE, SECONDS, closest, quoted
 
 T = TypeVar("T")
+_Parts = dict[str, dict[str, Data]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What a name can mean. `components` also holds the names of what is broken, or filled in later."""
+
+    pools: set[str]
+    components: set[str]
+    trains: set[str]
+    tasks: set[str]
+    broken: set[str]  # a name that is written, of something that cannot be read
+    parts: _Parts
 
 
 def check_references(face: Face) -> Iterator[Complaint]:
-    """All complaints about names and contradictions."""
+    """All complaints about names and contradictions, under the paths of `System`."""
+    parts = _parts(face, "components")
+    known = _Known(
+        pools=set(mapping(face.said.get("pools"))),
+        components=face.known,
+        trains={name for name, part in parts.items() if part.get("kind") == "train"},
+        tasks={name for name, part in parts.items() if part.get("kind") == "task"},
+        broken={name for name in face.known if name not in parts and name not in face.brought},
+        parts=parts,
+    )
     yield from _names(face)
-    for name, component in _parts(face, "components"):
-        yield from _component(face, ("components", name), component)
-    yield from _hosts(face)
-    for name, endpoint in _parts(face, "endpoints"):
-        yield from _endpoint(face, ("endpoints", name), endpoint)
+    for name, component in parts.items():
+        yield from _component(known, ("components", name), component)
+    yield from _hosts(parts)
+    for name, endpoint in _parts(face, "endpoints").items():
+        yield from _endpoint(known, ("endpoints", name), endpoint)
     links = face.said.get("links")
     for index, link in enumerate(links if isinstance(links, list) else []):
-        yield from _link(face, ("links", index), mapping(link))
+        yield from _link(known, ("links", index), mapping(link))
 
 
-def _parts(face: Face, section: str) -> list[tuple[str, dict[str, Data]]]:
-    return [(name, mapping(part)) for name, part in mapping(face.said.get(section)).items()]
+def _parts(face: Face, section: str) -> _Parts:
+    return {name: mapping(part) for name, part in mapping(face.said.get(section)).items()}
 
 
 def _names(face: Face) -> Iterator[Complaint]:
@@ -52,63 +75,54 @@ def _names(face: Face) -> Iterator[Complaint]:
             yield Complaint(("components", workload), message, at_key=True)
 
 
-def _component(face: Face, at: Path_, component: dict[str, Data]) -> Iterator[Complaint]:
-    pools = list(mapping(face.said.get("pools")))
+def _component(known: _Known, at: Path_, component: dict[str, Data]) -> Iterator[Complaint]:
     pool, host, model = (component.get(key) for key in ("pool", "host", "model"))
-    if isinstance(pool, str) and pool not in pools:
-        yield Complaint((*at, "pool"), _no("pool", pool, pools))
-    if isinstance(host, str) and host not in face.known:
-        yield Complaint((*at, "host"), _no("component", host, face.known))
+    if isinstance(pool, str) and pool not in known.pools:
+        yield Complaint((*at, "pool"), _no("pool", pool, known.pools))
+    if isinstance(host, str) and host not in known.components:
+        yield Complaint((*at, "host"), _no("component", host, known.components))
     if isinstance(model, str):
-        trains = [name for name, part in _parts(face, "components") if part.get("kind") == "train"]
-        if model not in face.known:
-            yield Complaint((*at, "model"), _no("training workload", model, trains))
-        elif model in _kinds(face) and model not in trains:
-            message = (
-                f"{quoted(model)} is a {_kinds(face)[model]}; a model is named after the train that makes it"
-            )
+        if model not in known.components:
+            yield Complaint((*at, "model"), _no("training workload", model, known.trains))
+        elif model in known.tasks:
+            message = f"{quoted(model)} is a task; a model has the name of the train that makes it"
             yield Complaint((*at, "model"), message)
+        elif model in known.parts and model not in known.trains:
+            yield Complaint((*at, "model"), f"{quoted(model)} is no train; a model has the name of its train")
     to = mapping(component.get("checkpoint")).get("to")
-    if isinstance(to, str) and to not in face.known:
-        yield Complaint((*at, "checkpoint", "to"), _no("component", to, face.known))
+    if isinstance(to, str) and to not in known.components:
+        yield Complaint((*at, "checkpoint", "to"), _no("component", to, known.components))
 
 
-def _hosts(face: Face) -> Iterator[Complaint]:
+def _hosts(parts: _Parts) -> Iterator[Complaint]:
     """Complains once about each circle of hosts."""
-    host_of = {name: part.get("host") for name, part in _parts(face, "components")}
     done: set[str] = set()
-    for name in host_of:
-        trail: list[str] = []
+    for name in parts:
+        trail: dict[str, None] = {}
         at: Data = name
-        while isinstance(at, str) and at in host_of and at not in done and at not in trail:
-            trail.append(at)
-            at = host_of[at]
+        while isinstance(at, str) and at in parts and at not in done and at not in trail:
+            trail[at] = None
+            at = parts[at].get("host")
         if isinstance(at, str) and at in trail:
-            circle = [*trail[trail.index(at) :], at]
-            yield Complaint(("components", at, "host"), f"goes in a circle: {' in '.join(circle[:9])}")
+            members = list(trail)
+            circle = [*members[members.index(at) :][:8], at]
+            yield Complaint(("components", at, "host"), f"goes in a circle: {' in '.join(circle)}")
         done.update(trail)
 
 
-def _endpoint(face: Face, at: Path_, endpoint: dict[str, Data]) -> Iterator[Complaint]:
+def _endpoint(known: _Known, at: Path_, endpoint: dict[str, Data]) -> Iterator[Complaint]:
     client = endpoint.get("client")
-    if isinstance(client, str) and client not in face.known:
-        yield Complaint((*at, "client"), _no("component", client, face.known))
+    if isinstance(client, str) and client not in known.components:
+        yield Complaint((*at, "client"), _no("component", client, known.components))
     members = list(_members(endpoint, at))
-    yield from _path(face, members)
-    fallback = endpoint.get("fallback")
-    for index, rung in enumerate(fallback if isinstance(fallback, list) else []):
-        if isinstance(rung, str) and rung not in face.known and rung != "cache" and not is_entry(rung):
-            near = closest(rung, ["cache", *face.known])
-            message = f"{quoted(rung)} is neither cache nor a component nor module:function.{near}"
-            yield Complaint((*at, "fallback", index), message)
-        if isinstance(fallback, list) and rung in fallback[:index]:
-            yield Complaint((*at, "fallback", index), f"{quoted(rung)} is there twice; remove one")
+    yield from _path(known, members)
+    yield from _fallback(known, (*at, "fallback"), endpoint.get("fallback"))
     rate, peak = (_parsed(RATE.parse, endpoint.get(key)) for key in ("rate", "peak"))
     if rate is not None and peak is not None and peak < rate:
         yield Complaint(
             (*at, "peak"), f"{quoted(endpoint['peak'])} is below the rate, {quoted(endpoint['rate'])}"
         )
-    yield from _waits(face, at, endpoint, [name for _, name in members])
+    yield from _waits(known, at, endpoint, [name for _, name in members])
 
 
 def _members(endpoint: dict[str, Data], at: Path_) -> Iterator[tuple[Path_, str]]:
@@ -121,14 +135,12 @@ def _members(endpoint: dict[str, Data], at: Path_) -> Iterator[tuple[Path_, str]
                 yield (*at, "path", index, second), inner
 
 
-def _path(face: Face, members: list[tuple[Path_, str]]) -> Iterator[Complaint]:
-    kinds = _kinds(face)
+def _path(known: _Known, members: list[tuple[Path_, str]]) -> Iterator[Complaint]:
     seen: set[str] = set()
     for at, name in members:
-        if name not in face.known:
-            tasks = [task for task, kind in kinds.items() if kind == "task"]
-            yield Complaint(at, _no("task or component", name, tasks or face.known))
-        elif kinds.get(name) == "train":
+        if name not in known.components:
+            yield Complaint(at, _no("task or component", name, known.tasks or known.components))
+        elif name in known.trains:
             message = (
                 f"{quoted(name)} is a train; a path holds tasks, and a task gets its model by model: {name}"
             )
@@ -138,34 +150,41 @@ def _path(face: Face, members: list[tuple[Path_, str]]) -> Iterator[Complaint]:
         seen.add(name)
 
 
-def _waits(face: Face, at: Path_, endpoint: dict[str, Data], path: list[str]) -> Iterator[Complaint]:
+def _fallback(known: _Known, at: Path_, fallback: Data) -> Iterator[Complaint]:
+    seen: set[str] = set()
+    for index, rung in enumerate(fallback if isinstance(fallback, list) else []):
+        if not isinstance(rung, str):
+            continue
+        if rung in seen:
+            yield Complaint((*at, index), f"{quoted(rung)} is there twice; remove one")
+        seen.add(rung)
+        if rung not in known.components and rung != "cache" and not is_entry(rung):
+            near = closest(rung, ["cache", *known.components])
+            message = f"{quoted(rung)} is neither cache nor a component nor module:function.{near}"
+            yield Complaint((*at, index), message)
+
+
+def _waits(known: _Known, at: Path_, endpoint: dict[str, Data], path: list[str]) -> Iterator[Complaint]:
     """Complains about each batch that would be waited for longer than an answer may take."""
     deadline = _parsed(SECONDS.parse, endpoint.get("deadline"))
-    components = mapping(face.said.get("components"))
-    for name in path:
-        batch = _parsed(Batch.parse, mapping(components.get(name)).get("batch"))
+    for name in path if deadline else []:
+        batch = _parsed(Batch.parse, known.parts.get(name, {}).get("batch"))
         if deadline and batch is not None and batch.within >= deadline:
             wait = f"the {SECONDS.show(batch.within)} that {name} waits to fill a batch"
             yield Complaint((*at, "deadline"), f"{quoted(endpoint['deadline'])} is not longer than {wait}")
 
 
-def _link(face: Face, at: Path_, link: dict[str, Data]) -> Iterator[Complaint]:
-    ends = {*face.known, *mapping(face.said.get("pools"))}
+def _link(known: _Known, at: Path_, link: dict[str, Data]) -> Iterator[Complaint]:
     for key in ("from", "to"):
         end = link.get(key)
-        if isinstance(end, str) and end not in ends:
-            yield Complaint((*at, key), _no("component or pool", end, ends))
+        if isinstance(end, str) and end not in known.components and end not in known.pools:
+            yield Complaint((*at, key), _no("component or pool", end, known.components | known.pools))
     task = link.get("task")
-    if isinstance(task, str) and _kinds(face).get(task, "task" if task in face.known else "") != "task":
-        tasks = [name for name, kind in _kinds(face).items() if kind == "task"]
-        yield Complaint((*at, "task"), _no("task", task, tasks))
+    if isinstance(task, str) and task not in known.tasks and task not in known.broken:
+        yield Complaint((*at, "task"), _no("task", task, known.tasks))
 
 
-def _kinds(face: Face) -> dict[str, Data]:
-    return {**face.brought, **{name: part.get("kind") for name, part in _parts(face, "components")}}
-
-
-def _no(what: str, name: str, known: list[str] | set[str]) -> str:
+def _no(what: str, name: str, known: set[str]) -> str:
     near = closest(name, sorted(known))
     listed = ", ".join(sorted(known)[:8])
     more = ", ..." if len(known) > 8 else ""

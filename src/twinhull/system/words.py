@@ -21,6 +21,7 @@ from twinhull.system.places import Path_
 from twinhull.units import closest, quoted
 
 Mistake = Any  # pydantic's ErrorDetails: a dict whose input and context can be anything
+MOST_TOLD = 200
 _INNER = {"checkpoint": Checkpoint, "launch": Launch, "parallel": Parallel, "shape": Shape}
 _EXAMPLES = {
     "pools": "{web: {nodes: 4, cpus: 8}}",
@@ -30,12 +31,14 @@ _EXAMPLES = {
     "budget": "50000 USD/month",
     "covers": "[gpu, storage]",
     "name": "name: shop",
+    "from": "from: fit",
+    "to": "to: sales",
 }
 
 
 def complaints_of(error: ValidationError, face: Face) -> list[Complaint]:
     """One complaint for each mistake, under the path that the user wrote."""
-    return [_complaint(mistake, face) for mistake in error.errors(include_url=False)]
+    return [_complaint(mistake, face) for mistake in error.errors(include_url=False)[:MOST_TOLD]]
 
 
 def _complaint(mistake: Mistake, face: Face) -> Complaint:
@@ -52,7 +55,7 @@ def _complaint(mistake: Mistake, face: Face) -> Complaint:
         example = _EXAMPLES.get(str(location[-1]), f"{location[-1]}: ...")
         return Complaint(path, f"is missing; write for example {example}", at_key=True)
     if kind in ("union_tag_invalid", "union_tag_not_found"):
-        return _kind_complaint(path, value)
+        return _kind_complaint(path, value, face)
     return Complaint(path, _mismatch(kind, value, mistake, path))
 
 
@@ -72,11 +75,12 @@ def _mismatch(kind: str, value: object, mistake: Mistake, path: Path_) -> str:
     return f"{quoted(value)}: {mistake['msg']}"
 
 
-def _kind_complaint(path: Path_, value: object) -> Complaint:
+def _kind_complaint(path: Path_, value: object, face: Face) -> Complaint:
     kinds = ", ".join(CLASS_BY_KIND)
     kind = value.get("kind") if isinstance(value, dict) else None
     if kind is None:
-        return Complaint(path, f"has no kind; write one of {kinds}", at_key=True)
+        near = closest(str(path[-1]), list(face.brought))
+        return Complaint(path, f"has no kind.{near} Kinds: {kinds}", at_key=True)
     near = closest(kind, list(CLASS_BY_KIND)) if isinstance(kind, str) else ""
     return Complaint((*path, "kind"), f"{quoted(kind)} is no kind of component.{near} Kinds: {kinds}")
 
