@@ -1,0 +1,239 @@
+"""One generation: a set of ranks with a fresh store under torchrun, watched until all of them have left.
+
+torchrun starts ranks and does no more: the first rank that leaves with an error ends the generation, what
+still runs is asked to leave and killed soon after, and a group that completes nothing for too long is killed.
+"""
+
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from twinhull.train import live
+from twinhull.train.job import Job
+from twinhull.train.live import Failure, Phase, Record
+
+LAGGARD_S = 1.0  # between SIGTERM and SIGKILL for the ranks that outlive a lost one
+STOP_S = 3.0  # the same when the whole run is asked to stop: they save first
+POLL_S = 0.05
+_EXTERNAL = {-signal.SIGKILL, -signal.SIGINT, -signal.SIGHUP, -signal.SIGQUIT}
+log = logging.getLogger(__name__)
+
+How = Literal["done", "stopped", "loss", "crash", "refused"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a generation ended. `steps` of it were completed in `stepped_s`, up to `step`."""
+
+    how: How
+    step: int
+    steps: int
+    stepped_s: float
+    failure: Failure | None
+
+
+class Warm:
+    """torchrun, started ahead of its need: PyTorch is imported, nothing else is done."""
+
+    def __init__(self, nice: int) -> None:
+        local = {
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # a shared store hands dead addresses to the next ranks
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": os.environ.get(
+                "GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo"
+            ),
+        }
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "twinhull.train.torchrun",
+                "--parent",
+                str(os.getpid()),
+                "--nice",
+                str(nice),
+            ],
+            stdin=subprocess.PIPE,
+            env={**os.environ, **local},
+            text=True,
+        )
+
+    def start(self, arguments: list[str], exits: Path) -> None:
+        """Let it start its ranks."""
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):  # it is dead; whoever waits for it will see
+            self.process.stdin.write(json.dumps({"arguments": arguments, "exits": str(exits)}) + "\n")
+            self.process.stdin.close()
+
+    def end(self) -> None:
+        """Kill it."""
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self.process.stdin.close()
+
+
+class Generation:
+    """States: started, stepping (the first step is complete), leaving (somebody left or was asked to), ended."""
+
+    def __init__(self, job: Job, warm: Warm, folder: Path, num_ranks: int) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        self._job, self._warm, self._folder, self._num_ranks = job, warm, folder, num_ranks
+        self._started = self._beat_at = time.monotonic()
+        self._beats, self._first_step_at = -1, 0.0
+        self._records: dict[int, Record] = {}
+        self._killed: set[int] = set()
+        self._leave_by: float | None = None
+        self._hung = False
+        warm.start(_arguments(job, folder, num_ranks), folder / "exits.json")
+
+    @property
+    def is_stepping(self) -> bool:
+        """Whether a step was completed."""
+        return self._first_step_at > 0
+
+    def watch(self, stopping: Callable[[], bool], each: Callable[[], None]) -> Outcome:
+        """Wait until all its processes have ended; `each` is called between two looks at them."""
+        while self._warm.process.poll() is None:
+            self._look()
+            if self._leave_by is None:
+                self._consider(stopping=stopping())
+            elif time.monotonic() >= self._leave_by:
+                self._kill()
+            each()
+            time.sleep(POLL_S)
+        self._records = live.read(self._folder)
+        self._kill()
+        return self._outcome(stopping=stopping())
+
+    def _look(self) -> None:
+        self._records = live.read(self._folder)
+        beats = sum(record.beats for record in self._records.values())
+        if beats != self._beats:
+            self._beats, self._beat_at = beats, time.monotonic()
+        if not self.is_stepping and any(r.step > r.started_at_step for r in self._records.values()):
+            self._first_step_at = time.monotonic()
+
+    def _consider(self, *, stopping: bool) -> None:
+        """Whether it is time for all ranks to leave."""
+        now = time.monotonic()
+        if stopping:
+            if len(self._records) < self._num_ranks:  # nothing to save yet
+                self._kill()
+            self._leave(STOP_S)
+        elif now - self._beat_at > self._job.hang_timeout_s:
+            self._hung = True
+            log.error("hang", extra={"step": self._step, "without_a_step_s": round(now - self._beat_at, 1)})
+            self._kill()
+            self._leave(0.0)
+        elif any(not _lives(record) and record.phase not in (Phase.DONE, Phase.STOPPED)
+                 for record in self._records.values()):  # fmt: skip
+            self._leave(LAGGARD_S)
+
+    def _leave(self, grace_s: float) -> None:
+        self._leave_by = time.monotonic() + grace_s
+        for record in self._records.values():
+            _signal(record, signal.SIGTERM)
+
+    def _kill(self) -> None:
+        """End the ranks that still run, with all they have started, then torchrun."""
+        for rank, record in self._records.items():
+            if _lives(record):
+                self._killed.add(rank)
+            _signal(record, signal.SIGKILL)
+        self._warm.end()
+
+    @property
+    def _step(self) -> int:
+        return max((record.step for record in self._records.values()), default=0)
+
+    def _outcome(self, *, stopping: bool) -> Outcome:
+        records = self._records
+        began = min((record.started_at_step for record in records.values()), default=0)
+        stepped_s = time.monotonic() - self._first_step_at if self.is_stepping else 0.0
+        phases = {rank: record.phase for rank, record in records.items()}
+        failed = [r for r, phase in phases.items() if phase in (Phase.FAILED, Phase.REFUSED)]
+        failure = live.failure(self._folder, failed[0]) if failed else None
+        how: How = "loss"
+        if len(phases) == self._num_ranks and set(phases.values()) == {Phase.DONE}:
+            how = "done"
+        elif any(phase is Phase.REFUSED for phase in phases.values()):
+            how = "refused"
+        elif stopping:
+            how = "stopped"
+        elif failed:
+            how = "crash"
+        elif not self._hung:
+            how, failure = self._cause()
+        step = failure.step if failure is not None else self._step
+        return Outcome(how, step, max(0, self._step - began), stepped_s, failure)
+
+    def _cause(self) -> tuple[How, Failure | None]:
+        """Whose fault it is that ranks left without a word: somebody's from outside, or the code's."""
+        path = self._folder / "exits.json"
+        if not path.exists() and self._warm.process.returncode >= 0:
+            return "crash", Failure(
+                self._step, f"torchrun left with exit {self._warm.process.returncode}", ""
+            )
+        exits = {int(r): int(c) for r, c in json.loads(path.read_text()).items()} if path.exists() else {}
+        # torchrun sends SIGTERM to the others when one has left: theirs is never the cause
+        own = {rank: c for rank, c in exits.items() if rank not in self._killed and c != -signal.SIGTERM}
+        for rank, code in own.items():
+            if rank not in self._records or self._records[rank].phase < Phase.DONE:
+                log.warning("rank left", extra={"rank": rank, "exit": code, "step": self._step})
+        stopped = any(record.phase is Phase.STOPPED for record in self._records.values())
+        if stopped or not own or any(code in _EXTERNAL for code in own.values()):
+            return "loss", None
+        rank, code = min(own.items(), key=lambda item: item[1])  # a signal rather than the loss of a peer
+        said = live.failure(self._folder, rank)
+        words = said.error if said is not None else f"rank {rank} left with exit {code} and said nothing"
+        return "crash", Failure(self._step, words, said.traceback if said is not None else "")
+
+
+def _arguments(job: Job, folder: Path, num_ranks: int) -> list[str]:
+    """What torchrun is told: one node, ports of its own choosing on loopback, no restarts of its own."""
+    return [
+        "--nnodes=1",
+        f"--nproc-per-node={num_ranks}",
+        "--max-restarts=0",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=127.0.0.1:0",
+        f"--rdzv-id={uuid.uuid4().hex}",
+        "--local-addr=127.0.0.1",
+        f"--log-dir={folder / 'torchrun'}",
+        "-m",
+        "twinhull.train.rank",
+        f"--job={job.to_json()}",
+        f"--live={folder}",
+    ]
+
+
+def _lives(record: Record) -> bool:
+    try:
+        return psutil.Process(record.pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _signal(record: Record, number: signal.Signals) -> None:
+    """To the rank alone to ask; to its whole group, which is its own session, to end."""
+    with suppress(ProcessLookupError, PermissionError):
+        if number == signal.SIGKILL:
+            os.killpg(record.pid, number)
+        else:
+            os.kill(record.pid, number)

@@ -1,0 +1,91 @@
+"""The main of one rank under torchrun: joins the group, calls the training function, says how it left."""
+
+import argparse
+import importlib
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from twinhull import logs
+from twinhull.errors import TwinhullError, UserCodeError
+from twinhull.train import torchrun
+from twinhull.train.job import Job
+from twinhull.train.live import Beat, Failure, Phase
+
+log = logging.getLogger(__name__)
+
+
+def main() -> int:
+    """Train as one rank. 0: done or stopped on request; 1: failed, and the launcher can read why."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--job", required=True)
+    parser.add_argument("--live", type=Path, required=True)
+    arguments = parser.parse_args()
+    torchrun.end_with(int(os.environ[torchrun.PARENT]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    job, rank = Job.from_json(arguments.job), int(os.environ["RANK"])
+    logs.setup(f"rank:{job.name}-{rank}")
+    return _train(job, Beat(arguments.live, rank))
+
+
+def _train(job: Job, beat: Beat) -> int:
+    from twinhull.train.group import Group, is_peer_lost
+    from twinhull.train.run import Run, Stopped
+
+    run: Run | None = None
+    try:
+        function = training_function(job.run)
+        group = Group.join(job)
+        run = Run(job, group, beat)
+        asked = run.ask_to_stop
+
+        def stop(_number: int, _frame: FrameType | None) -> None:
+            asked()
+
+        signal.signal(signal.SIGTERM, stop)
+        function(run)
+        run.finish()
+        group.leave()
+    except Stopped:
+        beat.left(Phase.STOPPED)
+        return 0
+    except BaseException as error:  # noqa: BLE001  # the last line of a process: told to the launcher, not lost
+        phase = Phase.REFUSED if isinstance(error, TwinhullError) else Phase.FAILED
+        if is_peer_lost(error):
+            phase = Phase.PEER_LOST
+        beat.left(phase, _failure(error, run.step if run is not None else 0))
+        return 1
+    beat.left(Phase.DONE)
+    return 0
+
+
+def training_function(entry: str) -> Callable[..., object]:
+    """The function behind `module:function`. Raises UserCodeError."""
+    module, _, name = entry.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except Exception as error:
+        raise UserCodeError(f"{entry} cannot be loaded: {type(error).__name__}: {error}.") from error
+
+
+def _failure(error: BaseException, step: int) -> Failure:
+    """The error as the user should see it: without our own frame around their function."""
+    if isinstance(error, TwinhullError):
+        return Failure(
+            step, str(error), "".join(traceback.format_exception(error)) if error.__cause__ else ""
+        )
+    inside = error.__traceback__.tb_next if error.__traceback__ else None
+    lines = traceback.format_exception(type(error), error, inside)
+    return Failure(step, lines[-1].strip(), "".join(lines))
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # what torch does at a usual exit sometimes aborts, and on the error path may never return

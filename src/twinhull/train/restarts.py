@@ -1,0 +1,56 @@
+"""Whether, and after what wait, a training run is started again: pure decisions on what has happened so far.
+
+A loss (a rank killed from outside, a node gone, a hang) is nobody's fault and never ends a run. A crash (an
+exception in the user's code, a broken native library) would come again for ever: the third one at the same
+step without progress ends it.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+CRASHES = 3  # at the same step: one may be chance, two bad luck
+FIRST_WAIT_S = 0.5
+LONGEST_WAIT_S = 30.0
+STEADY_S = 30.0  # a generation that trained this long owes no wait
+
+Cause = Literal["loss", "crash"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How one generation ended. `stepped_s` is how long it trained; `saved` if it left a new checkpoint."""
+
+    cause: Cause
+    step: int
+    steps: int
+    stepped_s: float
+    saved: bool
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What counts so far: steps of the crashes since the last new checkpoint, failures in a row."""
+
+    crash_steps: tuple[int, ...] = ()
+    in_a_row: int = 0
+
+    def after(self, ended: Ended) -> "History":
+        """The history with one more generation."""
+        crash_steps = () if ended.saved else self.crash_steps
+        rested = ended.saved or ended.stepped_s >= STEADY_S or (ended.cause == "loss" and ended.steps > 0)
+        in_a_row = 1 if rested else self.in_a_row + 1
+        if ended.cause == "crash":
+            crash_steps = (*crash_steps, ended.step)
+        return History(crash_steps, in_a_row)
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether the last crash was one too many at its step."""
+        return bool(self.crash_steps) and self.crash_steps.count(self.crash_steps[-1]) >= CRASHES
+
+    @property
+    def wait_s(self) -> float:
+        """How long to wait before the next generation: not at all after the first failure in a row."""
+        if self.in_a_row <= 1:
+            return 0.0
+        return min(FIRST_WAIT_S * 2.0 ** min(self.in_a_row - 2, 20), LONGEST_WAIT_S)
