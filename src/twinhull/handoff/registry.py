@@ -58,6 +58,7 @@ class Registry:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._told: set[Path] = set()  # directories that were called no version already
 
     def publish(
         self,
@@ -74,7 +75,7 @@ class Registry:
         directory that cannot be written or is full; nothing half written stays.
         """
         ready = prepared(tensors)
-        facts = {"metrics": _finite(metrics), "made_by": dict(made_by)}
+        facts = {"metrics": _finite(metrics), "made_by": _plain(made_by)}
         place = self._place(model)
         try:
             place.mkdir(parents=True, exist_ok=True)
@@ -89,7 +90,7 @@ class Registry:
                 f"model {model} cannot be published in {place}: {error}.",
                 hint="Make room there or make it writable; the version before stays.",
             ) from error
-        log.info("published", extra={"model": model, "version": number})
+        log.info("published", extra={"model": model, "version": number, "metrics": facts["metrics"]})
         return self._version(model, number)
 
     def newest(self, model: str) -> Version | None:
@@ -146,7 +147,9 @@ class Registry:
         try:
             return self._version(model, number)
         except (OSError, ValueError, KeyError, TypeError):
-            log.warning("not a version", extra={"model": model, "version": number})
+            if (path := self._place(model) / str(number)) not in self._told:
+                self._told.add(path)
+                log.warning("not a whole version, left out", extra={"path": str(path)})
             return None
 
     def _version(self, model: str, number: int) -> Version:
@@ -157,6 +160,8 @@ class Registry:
                 f"{path / MANIFEST} has format {about['format']} and this Twinhull reads up to {FORMAT}.",
                 hint="Use the newer Twinhull that published it.",
             )
+        if (path / WEIGHTS).stat().st_size != about["bytes"]:
+            raise ValueError(f"{path / WEIGHTS} is cut short")
         return Version(
             model=model,
             number=number,
@@ -254,6 +259,13 @@ def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
         if not math.isfinite(plain[name]):
             raise TwinhullError(f"metric {name} is {float(value)}: a model that diverged is not published.")
     return plain
+
+
+def _plain(made_by: Mapping[str, str | int]) -> dict[str, str | int]:
+    for name, value in made_by.items():
+        if not isinstance(value, str | int):
+            raise TwinhullError(f"made_by {name} is {value!r}; a text or a whole number is needed.")
+    return dict(made_by)
 
 
 def _called(version: Version) -> str:
