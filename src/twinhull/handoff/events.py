@@ -29,6 +29,7 @@ __all__ = ["BOUND", "SETTLE_S", "START", "Event", "Offset", "Reader", "Waiting",
 
 BOUND = 1_000_000  # events kept on the broker; at 200 bytes each about 300 MB
 REMEMBER_S = 600  # how long a key protects against a second append; clients retry within minutes
+Bodies = Sequence[Any]  # Any: whatever JSON can say
 log = logging.getLogger(__name__)
 
 
@@ -57,14 +58,8 @@ class _Append:
 
 
 def append(
-    client: redis.Redis,
-    keys: Keys,
-    name: str,
-    bodies: Sequence[Any],
-    *,
-    key: str | None = None,
-    bound: int = BOUND,
-) -> int:  # Any: whatever JSON can say
+    client: redis.Redis, keys: Keys, name: str, bodies: Bodies, *, key: str | None = None, bound: int = BOUND
+) -> int:
     """Append all bodies or none, once per key; how many were appended: 0 when this key was there before.
 
     Raises BrokerError when the broker does not acknowledge; a second try with the same key is then safe.
@@ -163,6 +158,8 @@ class Reader:
 
     def _observe(self, newest: str) -> None:
         now = time.monotonic()
+        if self._seen and stream.order(newest) < stream.order(self._seen[-1][1]):
+            self._seen.clear()  # the broker has forgotten what was seen
         self._seen.append((now, newest))
         while self._seen and self._seen[0][0] <= now - self.settle_s:
             self._settled = self._seen.popleft()[1]
@@ -210,9 +207,12 @@ class Writer:
         if self._task is not None:
             await self._task
 
-    async def append(
-        self, bodies: Sequence[Any], *, key: str | None = None
-    ) -> int:  # Any: whatever JSON can say
+    @property
+    def unsettled(self) -> int:
+        """Events that the broker has acknowledged and may still forget."""
+        return sum(len(todo.bodies) for todo in self._unsettled)
+
+    async def append(self, bodies: Bodies, *, key: str | None = None) -> int:
         """Append all bodies or none, once per key, and return when the broker has them; how many were new.
 
         Raises BrokerError when it does not acknowledge; a second try with the same key is then safe.
@@ -228,15 +228,15 @@ class Writer:
 
     async def settle(self) -> None:
         """Forget what is safe; append again what a new run of the broker may miss. Raises BrokerError."""
+        asked = time.monotonic()
         try:
             about = await self.client.info("server")
         except RedisError as error:
             raise _unreachable(error) from error
-        now = time.monotonic()
         if self._run and about["run_id"] != self._run:
             await self._repeat()
         self._run = about["run_id"]
-        while self._unsettled and self._unsettled[0].acknowledged <= now - self.settle_s:
+        while self._unsettled and self._unsettled[0].acknowledged <= asked - self.settle_s:
             self._bytes -= self._unsettled.popleft().size
 
     async def _repeat(self) -> None:
@@ -273,7 +273,7 @@ class Writer:
                 await asyncio.wait_for(self._stop.wait(), self.settle_s / 5)
 
 
-def _prepared(bodies: Sequence[Any], key: str | None) -> _Append:
+def _prepared(bodies: Bodies, key: str | None) -> _Append:
     packed = [msgspec.msgpack.encode(body) for body in bodies]
     return _Append(key or uuid.uuid4().hex, time.time(), packed, "", 0.0)
 

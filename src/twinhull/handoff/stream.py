@@ -18,6 +18,10 @@ SETTLE_S = 2.5  # a killed broker forgets up to 2 s of what it acknowledged (app
 # KEYS stream state once; ARGV bound, seconds to remember the key, known id, key, at, bodies...
 # One script is one transaction in the append-only file too: a torn tail holds all of an append or nothing.
 APPEND = """
+local format = redis.call('HGET', KEYS[2], 'format')
+if format and tonumber(format) > 1 then
+  return redis.error_reply('the stream has format ' .. format .. ', this Twinhull writes 1')
+end
 local done = redis.call('GET', KEYS[3])
 if done then return {0, done} end
 if ARGV[3] ~= '' then
@@ -89,6 +93,12 @@ class Offset:
 
 
 START = Offset()
+
+
+def order(id_: str) -> tuple[int, int]:
+    """A stream id as numbers that compare as the entries lie."""
+    milliseconds, _, sequence = id_.partition("-")
+    return int(milliseconds), int(sequence or 0)
 
 
 @dataclass(frozen=True, slots=True)
