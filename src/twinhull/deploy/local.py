@@ -124,6 +124,7 @@ class Supervisor:
     _runs: set[asyncio.Task[None]] = field(default_factory=set)
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
     _code: int = 0
+    _last_word: str = ""
     _keeper: Keeper = field(init=False)
     _screen: Screen = field(init=False)
     _started: float = field(default_factory=time.time)
@@ -202,8 +203,11 @@ class Supervisor:
 
     def _heard(self, name: str, line: bytes) -> None:
         if (said := record.read(name, line)) is not None:
-            self._note(said)
             self._keeper.keep_line(name, line)
+            if name == "broker":  # chatty: its log file has it all, its last word is told when it is lost
+                self._last_word = str(said.facts.get("text", ""))
+            else:
+                self._note(said)
 
     def _begun(self, name: str, pid: int) -> None:
         self.board.alive[name] = pid
@@ -212,18 +216,12 @@ class Supervisor:
 
     def _left(self, end: Exit) -> None:
         self.board.alive.pop(end.name, None)
-        lived = round(end.lived_s, 2)
+        facts: dict[str, object] = {"process": end.name, "exit": end.code, "lived_s": round(end.lived_s, 2)}
         if end.back_in_s is not None:
-            self._say(
-                "lost",
-                level="warning",
-                process=end.name,
-                exit=end.code,
-                lived_s=lived,
-                back_in_s=end.back_in_s,
-            )
+            word = {"said": self._last_word} if end.name == "broker" else {}
+            self._say("lost", level="warning", **facts, back_in_s=end.back_in_s, **word)
         else:
-            self._say("ended", process=end.name, exit=end.code, lived_s=lived)
+            self._say("ended", **facts)
             if end.name.startswith("train:") and not self._stop.is_set():
                 self._training_ended(end)
         self._write_up()
