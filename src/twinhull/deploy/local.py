@@ -219,9 +219,9 @@ class Supervisor:
         facts: dict[str, object] = {"process": end.name, "exit": end.code, "lived_s": round(end.lived_s, 2)}
         if end.back_in_s is not None:
             word = {"said": self._last_word} if end.name == "broker" else {}
-            self._say("lost", level="warning", **facts, back_in_s=end.back_in_s, **word)
+            self._tell("lost", {**facts, "back_in_s": end.back_in_s, **word}, level="warning")
         else:
-            self._say("ended", **facts)
+            self._tell("ended", facts)
             if end.name.startswith("train:") and not self._stop.is_set():
                 self._training_ended(end)
         self._write_up()
@@ -244,7 +244,7 @@ class Supervisor:
                         os.killpg(child.pid, signal.SIGKILL)
             return
         self._code = code or self._code
-        self._say("stopping", level="info")
+        self._say("stopping")
         self._stop.set()
 
     def _exit_code(self) -> int:
@@ -253,7 +253,10 @@ class Supervisor:
         codes = {child.code for name, child in self._children.items() if name.startswith("train:")}
         return _STOPPED_AND_SAVED if _STOPPED_AND_SAVED in codes else 0
 
-    def _say(self, kind: str, *, level: str = "info", **facts: object) -> None:
+    def _say(self, kind: str, **facts: object) -> None:
+        self._tell(kind, facts)
+
+    def _tell(self, kind: str, facts: dict[str, object], level: str = "info") -> None:
         self._note(Record(time.time(), "up", kind, level, facts))
 
     def _note(self, said: Record) -> None:

@@ -47,17 +47,17 @@ def _fit(what: str, said: int, num_cores: int, option: int | None, notes: list[s
 
 
 def _nodes(pool: Pool | None) -> int:
-    return max(1, int(pool.nodes.low)) if pool is not None and pool.nodes is not None else 1
+    return max(1, pool.nodes.low) if pool is not None and pool.nodes is not None else 1
 
 
 def _ranks(train: Train, pool: Pool | None) -> int:
     """One rank a GPU; without GPUs one a core, since a rank computes on one thread."""
     if train.launch is not None and train.launch.processes is not None:
-        return _nodes(pool) * int(train.launch.processes)
+        return _nodes(pool) * train.launch.processes
     if pool is None:
         return 1
     gpus = pool.gpus.count if pool.gpus is not None else None
-    return _nodes(pool) * max(1, int(gpus or pool.cpus or 1))
+    return _nodes(pool) * max(1, gpus or pool.cpus or 1)
 
 
 def effective(system: System, local: Local) -> System:
