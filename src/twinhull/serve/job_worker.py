@@ -14,6 +14,7 @@ from typing import Any
 import celery
 from celery import Celery, signals
 from celery.apps.worker import Worker
+from celery.concurrency.prefork import TaskPool
 from celery.exceptions import WorkerLostError
 from celery.worker import state
 
@@ -26,6 +27,7 @@ from twinhull.system.model import System, Task
 log = logging.getLogger(__name__)
 
 DRAIN_S = 2.0  # running jobs may end within this after SIGTERM; what is left goes back to the queue
+LOOK_EVERY_S = 0.5  # for a lost process; Celery's own pool looks every 5 s
 
 
 def work(system: System, url: str, pool: str) -> int:
@@ -128,6 +130,8 @@ class JobWorker(Worker):
     """Celery's worker under a supervisor that asks it once, by SIGTERM, to leave within seconds."""
 
     runner: Runner
+    hub: Any  # Celery's event loop, not typed
+    _looks = False
 
     def install_platform_tweaks(self, worker: Worker) -> None:
         """Answer SIGTERM alone: Celery's answer to others would be a longer wait, a restart, or lost work."""
@@ -139,6 +143,9 @@ class JobWorker(Worker):
     def on_consumer_ready(self, consumer: Any) -> None:  # Any: Celery's consumer is not typed
         """Tell that the worker takes jobs now."""
         super().on_consumer_ready(consumer)
+        if not self._looks and isinstance(self.pool, TaskPool):
+            self._looks = True
+            self.hub.call_repeatedly(LOOK_EVERY_S, self.pool.maintain_pool)
         log.info("jobs ready", extra={"pool": self.hostname.partition("@")[0], "processes": self.concurrency})
 
     def _on_sigterm(self, _signal: int, _frame: object) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import math
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -15,9 +16,11 @@ import msgspec
 from twinhull.errors import TwinhullError
 from twinhull.serve.load_generator import Generator, Shot, constant, poisson
 from twinhull.serve.load_report import LoadReport, Record
+from twinhull.units import RATE, SECONDS, Measure
 
-Pace = Literal["poisson", "constant", "file"]
+Arrivals = Literal["poisson", "constant", "file"]
 INTERRUPTED = 130
+FASTEST = 1e6  # requests a second; one core makes about 30,000
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
@@ -28,32 +31,34 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
     at: float | None = None
 
 
-def run(
+def main(
     url: str,
     *,
+    requests: Path | None = None,
+    path: str | None = None,
     body: str | None = None,
-    file: Path | None = None,
-    rate: float | None = None,
-    pace: Pace = "poisson",
+    rate: str = "50/s",
+    duration: str = "10 s",
+    deadline: str = "200 ms",
+    arrivals: Arrivals = "poisson",
     seed: int = 0,
-    for_s: float | None = None,
-    deadline_s: float | None = None,
-    connections: int = 1000,
     out: Path | None = None,
-    fmt: Literal["table", "json"] = "table",
+    fmt: Literal["text", "json"] = "text",
 ) -> int:
     """Send load, print the report, write the records; 1 if a request failed, 130 after Ctrl-C.
 
-    `pace` says when: a crowd or a clock at `rate` requests a second, or the `at` of each line of the file.
-    Raises TwinhullError for what the caller can mend: the URL, the file, the rate, nobody listening.
+    `arrivals` says when requests are due: as a crowd comes or as a clock ticks, at `rate` and for `duration`,
+    or at the `at` of each line of the file. Raises TwinhullError for what the caller can mend.
     """
-    shots = shots_of(body, file, path=Generator(url).path)
-    if pace == "file":
-        schedule, source = _times(shots, file), iter(shots)
+    generator = Generator(
+        url, deadline_s=_parsed(SECONDS, "deadline", deadline), keep_records=out is not None
+    )
+    shots = shots_of(body, requests, path=path or generator.path)
+    if arrivals == "file":
+        schedule, source, for_s = _times(shots, requests), iter(shots), None
     else:
-        schedule, source = _paced(rate, pace, seed), itertools.cycle(shots)
-        for_s = 10.0 if for_s is None else for_s
-    generator = Generator(url, deadline_s=deadline_s, connections=connections, keep_records=out is not None)
+        schedule = _paced(_parsed(RATE, "rate", rate), arrivals, seed)
+        source, for_s = itertools.cycle(shots), _parsed(SECONDS, "duration", duration)
     if out is not None:
         _write(out, [])  # now, rather than find after the load that it cannot be written
     report = _loop(_send(generator, source, schedule, for_s))
@@ -69,18 +74,22 @@ def shots_of(body: str | None, file: Path | None, *, path: str) -> list[Shot]:
     Raises TwinhullError with the line that is wrong.
     """
     if (body is None) == (file is None):
-        raise TwinhullError("load needs either a body or a file of bodies.")
+        raise TwinhullError(
+            "load needs either a body or a file of requests.", hint="--body '{...}' or --requests FILE"
+        )
     if body is not None:
-        _check_json(body.encode(), "the body")
-        return [Shot(path, body.encode())]
-    assert file is not None
-    try:
-        lines = file.read_bytes().splitlines()
-    except OSError as error:
-        raise TwinhullError(f"{file} cannot be read: {error.strerror or error}.") from error
-    shots = [_shot(line, f"{file}:{n}", path) for n, line in enumerate(lines, 1) if line.strip()]
+        shots = [_shot(body.encode(), "the body", path)]
+    else:
+        assert file is not None
+        try:
+            lines = file.read_bytes().splitlines()
+        except OSError as error:
+            raise TwinhullError(f"{file} cannot be read: {error.strerror or error}.") from error
+        shots = [_shot(line, f"{file}:{n}", path) for n, line in enumerate(lines, 1) if line.strip()]
     if not shots:
         raise TwinhullError(f"{file} is empty.", hint="Each line is one JSON body.")
+    for wanted in {shot.path for shot in shots}:
+        _check_path(wanted)
     return shots
 
 
@@ -90,11 +99,18 @@ def _shot(line: bytes, place: str, path: str) -> Shot:
         said = _line_decoder.decode(line)
     except msgspec.ValidationError:
         return Shot(path, line.strip())  # a bare body
-    if said.path is not None and not said.path.startswith("/"):
-        raise TwinhullError(f"the path {said.path!r} must begin with /.", place=place)
     if said.at is not None and said.at < 0:
         raise TwinhullError(f"at is {said.at:g}; it must not be before the start, 0.", place=place)
     return Shot(said.path or path, bytes(said.body), said.at)
+
+
+def _check_path(path: str) -> None:
+    if path == "/":
+        raise TwinhullError(
+            "nothing says which endpoint is meant.", hint="Give a path, for example --path /recommend"
+        )
+    if not (path.startswith("/") and path.isascii() and path.isprintable()) or " " in path:
+        raise TwinhullError(f"the path {path!r} must begin with / and write other characters as %XX.")
 
 
 def _check_json(text: bytes, place: str) -> None:
@@ -116,12 +132,20 @@ def _times(shots: list[Shot], file: Path | None) -> Iterator[float]:
     return iter(times)
 
 
-def _paced(rate: float | None, pace: Pace, seed: int) -> Iterator[float]:
-    if rate is None:
-        raise TwinhullError("load needs a rate.", hint="Requests a second, for example --rate 200.")
-    if not 0 < rate <= 1e6:
-        raise TwinhullError(f"the rate {rate:g}/s must be above 0 and at most 1,000,000/s.")
-    return constant(rate) if pace == "constant" else poisson(rate, seed)
+def _paced(rate: float, arrivals: Arrivals, seed: int) -> Iterator[float]:
+    if not 0 < rate <= FASTEST:
+        raise TwinhullError(f"the rate {RATE.show(rate)} must be above 0 and at most {RATE.show(FASTEST)}.")
+    return constant(rate) if arrivals == "constant" else poisson(rate, seed)
+
+
+def _parsed(measure: Measure, name: str, text: str) -> float:
+    try:
+        value = measure.parse(text)
+    except ValueError as error:
+        raise TwinhullError(f"{name}: {error}.") from error
+    if value == 0 or math.isinf(value):
+        raise TwinhullError(f"the {name} is {text}; it must be above 0 and have an end.")
+    return value
 
 
 async def _send(

@@ -156,11 +156,16 @@ class Generator:
         if at_once:
             for task in self._tasks:
                 task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=at_once)
+            return self.report(interrupted=True)
+        await asyncio.gather(*self._tasks)
         asked_s = time.monotonic() - self._began
-        if not at_once:
-            await self._client.drained.wait()
-        return self.report(asked_s, interrupted=at_once)
+        await self._client.drained.wait()
+        return self.report(asked_s)
+
+    async def settle(self) -> None:
+        """Wait until the streams that run now have ended and all is answered."""
+        await asyncio.gather(*self._tasks)
+        await self._client.drained.wait()
 
     def report(self, took_s: float | None = None, *, interrupted: bool = False) -> LoadReport:
         """What became of the requests so far."""

@@ -59,6 +59,7 @@ class FileScheduler(Scheduler):
             # A clock that went back must not put a run off: what ran in the future ran now.
             ran = min(ran_at.get(name, 0.0), time.time())
             entry.last_run_at = datetime.fromtimestamp(ran, UTC)
+        log.info("schedule read", extra={"tasks": len(self.schedule), "known": len(ran_at)})
 
     def apply_entry(self, entry: ScheduleEntry, producer: Any = None) -> None:  # Any: kombu's producer
         """Send a due run; while the broker is away, wait for it."""
