@@ -84,9 +84,7 @@ def _components_of(face: Face, workloads: Data) -> dict[str, Data]:
     for name, workload in workloads.items():
         at: Path_ = ("workloads", name)
         if not isinstance(workload, dict):
-            message = (
-                f"{quoted(workload)} is not a mapping; write for example {{task: app:{name}, pool: web}}"
-            )
+            message = f"{quoted(workload)} is not a mapping; write for example {{task: app:rank, pool: web}}"
             face.complaints.append(Complaint(at, message))
             continue
         roles = [role for role in _ROLES if role in workload]

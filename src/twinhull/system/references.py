@@ -188,7 +188,7 @@ def _no(what: str, name: str, known: set[str]) -> str:
     near = closest(name, sorted(known))
     listed = ", ".join(sorted(known)[:8])
     more = ", ..." if len(known) > 8 else ""
-    return f"there is no {what} {quoted(name)}.{near or (f' Known: {listed}{more}' if known else '')}"
+    return f"there is no {what} {quoted(name)}.{near or (f' Known: {listed}{more}' if known else ' None is written.')}"
 
 
 def _parsed(parse: Callable[[object], T], value: Data) -> T | None:
