@@ -15,6 +15,7 @@ from twinhull import policy
 from twinhull.broker import Keys
 from twinhull.serve import cache, wire
 from twinhull.serve.bodies import Body
+from twinhull.serve.latency import Latency
 from twinhull.serve.layout import CACHE, CacheTimes, Promise
 from twinhull.serve.link import Done
 from twinhull.serve.plane import AWAY, Plane
@@ -50,6 +51,7 @@ class Counts:
     late_replies: int = 0  # fresh values that came too late and went into the cache
     shed: int = 0  # not sent because the answer would have come too late
     errors: int = 0  # rows that the user's code failed on
+    latency: Latency = field(default_factory=Latency)
 
 
 class Desk:
@@ -80,7 +82,7 @@ class Desk:
 
     async def ask(self, body: Body) -> Answer:
         """Answer a request, by its deadline whatever becomes of the plane."""
-        asked_at = self._loop.time()
+        asked_at = time.monotonic()
         self.counts.asked += 1
         deadline = asked_at + self.promise.deadline_s
         give_up = policy.give_up_at(asked_at, self.promise.deadline_s, RESERVE_S, RESERVE_SHARE)
@@ -88,7 +90,7 @@ class Desk:
         looked_up = self._look_up(body.key)
         question.enter(0, [body.sealed])
         if not question.decided.done():
-            timer = self._loop.call_at(give_up, question.give_up)
+            timer = self._loop.call_later(give_up - asked_at, question.give_up)
             await question.decided
             timer.cancel()
         fresh = question.decided.result()
@@ -107,8 +109,9 @@ class Desk:
         return kept
 
     def _counted(self, answer: Answer, asked_at: float, deadline: float) -> Answer:
-        now = self._loop.time()
+        now = time.monotonic()
         self.counts.by_source[answer.source] += 1
+        self.counts.latency.add(now - asked_at)
         if policy.is_expired(now, deadline):
             self.counts.late += 1
         return Answer(
@@ -137,7 +140,7 @@ class Desk:
         self, body: Body, deadline: float, give_up: float, looked_up: asyncio.Future[None] | None, reason: str
     ) -> Answer:
         ladder = list(self.promise.fallback)
-        if looked_up is not None and not looked_up.done() and (left := give_up - self._loop.time()) > 0.0:
+        if looked_up is not None and not looked_up.done() and (left := give_up - time.monotonic()) > 0.0:
             await asyncio.wait({looked_up}, timeout=left)
         while True:
             now = time.time()
@@ -155,7 +158,7 @@ class Desk:
                 return Answer(value, choice, 0.0, None, 0.0)
 
     async def _default(self, run: str, body: Body, deadline: float) -> bytes | None:
-        left = deadline - LAST_MOMENT_S - self._loop.time()
+        left = deadline - LAST_MOMENT_S - time.monotonic()
         work = self._loop.run_in_executor(self._threads, _call, self._defaults[run], body.fields)
         try:
             return await asyncio.wait_for(work, max(0.0, left))

@@ -1,7 +1,9 @@
 """How are the rows of a batch given to a user's function, and what became of each?"""
 
+import contextlib
 import inspect
 import logging
+import sys
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -93,7 +95,8 @@ class Function:
         return msgspec.Raw(wire.encode(result))
 
     def _call_rows(self, rows: list[Any], extra: dict[str, object]) -> list[Any]:  # Any: the user's own types
-        results = self._call(rows, **extra)
+        with _without_gradients():
+            results = self._call(rows, **extra)
         try:
             listed = list(results) if not isinstance(results, (str, bytes, dict)) else None
         except TypeError:
@@ -110,7 +113,8 @@ class Function:
         self, row: tuple[list[Any], dict[str, Any]], extra: dict[str, object]
     ) -> Any:  # Any: the user's
         positional, named = row
-        return self._call(*positional, **named, **extra)
+        with _without_gradients():
+            return self._call(*positional, **named, **extra)
 
     def _fit(self, row: Any, outputs: int) -> Any:  # Any: a decoded row; what the function asks for
         if self.takes_rows:
@@ -127,6 +131,12 @@ class Function:
         if now - self._complained_at >= 1.0:  # a flood of bad rows must not become a flood of tracebacks
             self._complained_at = now
             log.warning("row failed", extra={"run": self.run, "reason": str(error)}, exc_info=error)
+
+
+def _without_gradients() -> contextlib.AbstractContextManager[object]:
+    """PyTorch's inference mode where PyTorch is in use: serving never needs gradients."""
+    torch = sys.modules.get("torch")
+    return contextlib.nullcontext() if torch is None else torch.inference_mode()
 
 
 def _fit(value: Any, kind: Any) -> Any:  # Any: a decoded value, a type, a value of it

@@ -64,7 +64,7 @@ class Tally:
 class Lane:
     """The rows of one task, on their way there and back.
 
-    All instants are of the event loop's clock. `carry` takes a batch; it may raise Unheard.
+    All instants are of the monotonic clock (the loop's own stands still within a turn). `carry` takes a batch; it may raise Unheard.
     The names of batches begin with `prefix`.
     """
 
@@ -72,7 +72,7 @@ class Lane:
         self.stop = stop
         self.tally = Tally()
         self.breaker = policy.CLOSED
-        self._outputs = outputs
+        self.outputs = outputs
         self._reply_to = reply_to
         self._carry = carry
         self._loop = asyncio.get_running_loop()
@@ -95,7 +95,7 @@ class Lane:
 
     def refuses(self, give_up: float) -> str:
         """Why a row would not be answered by `give_up`; empty if it may well be."""
-        now = self._loop.time()
+        now = time.monotonic()
         if not policy.breaker_allows(self.breaker, self._opened_at, now, COOL_DOWN_S):
             return "the breaker is open"
         if not policy.admits(now, self._rows_ahead, self._rate, give_up):
@@ -104,7 +104,7 @@ class Lane:
 
     def ask(self, sealed: msgspec.Raw, give_up: float, heard: Heard) -> None:
         """Take a row in; `heard` is called at most once, perhaps after `give_up`: its answer, or a reason."""
-        now = self._loop.time()
+        now = time.monotonic()
         self._opened_at = policy.breaker_asks(self.breaker, self._opened_at, now)
         if not self._gathering:
             self._oldest_at = now
@@ -136,7 +136,7 @@ class Lane:
 
     def heard_together(self, rows: int, since: float) -> None:
         """Learn the drain rate from rows that came back together, the first of them sent at `since`."""
-        now = self._loop.time()
+        now = time.monotonic()
         busy_s = now - max(self._heard_at, since)
         self._rate = policy.learn_rate(self._rate, rows, busy_s, self._under_way > 0, RATE_WEIGHT)
         self._heard_at = now
@@ -149,7 +149,7 @@ class Lane:
         return None if flight is None else (len(flight.rows), flight.sent_at)
 
     def _flush_or_wait(self) -> None:
-        now = self._loop.time()
+        now = time.monotonic()
         stop = self.stop
         due = policy.flush_at(
             len(self._gathering), stop.size, self._under_way, self._oldest_at, stop.window_s
@@ -157,12 +157,12 @@ class Lane:
         if due <= now:
             self._flush(now)
         elif self._timer is None:
-            self._timer = self._loop.call_at(due, self._window_over)
+            self._timer = self._loop.call_later(due - now, self._window_over)
 
     def _window_over(self) -> None:
         self._timer = None
         if self._gathering:
-            self._flush(self._loop.time())
+            self._flush(time.monotonic())
 
     def _flush(self, now: float) -> None:
         if self._timer is not None:
@@ -179,14 +179,14 @@ class Lane:
         self.tally.rows += len(rows)
         deadline = time.time() + give_up - now
         batch = Batch(
-            name, self.stop.task, self._reply_to, deadline, [row.sealed for row in rows], self._outputs
+            name, self.stop.task, self._reply_to, deadline, [row.sealed for row in rows], self.outputs
         )
         try:
             self._carry(batch, self.stop)
         except Unheard as error:
             self.lose(name, str(error))
             return
-        self._loop.call_at(give_up, self._time_out, name)
+        self._loop.call_later(give_up - now, self._time_out, name)
 
     def lose(self, name: bytes, reason: str) -> None:
         """Tell the rows of a batch that it never left."""
@@ -220,7 +220,7 @@ class Lane:
     def _outcome(self, *, succeeded: bool) -> None:
         before = self.breaker
         self.breaker, self._failures, self._opened_at = policy.breaker_hears(
-            before, self._failures, self._opened_at, self._loop.time(), succeeded, TRIP
+            before, self._failures, self._opened_at, time.monotonic(), succeeded, TRIP
         )
         if before != self.breaker:
             event = "breaker closed" if self.breaker == policy.CLOSED else "breaker opened"

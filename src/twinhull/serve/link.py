@@ -6,8 +6,8 @@ is told so at once.
 """
 
 import asyncio
+import contextlib
 import logging
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -60,6 +60,7 @@ class Link:
         self._hear = hear
         self._outbox: deque[_Command] = deque()
         self._wake = asyncio.Event()
+        self._first = asyncio.Event()
         self._stopping = False
 
     @property
@@ -74,6 +75,12 @@ class Link:
         self._outbox.append(_Command(words, done))
         self._wake.set()
         return True
+
+    async def reached(self, patience_s: float) -> bool:
+        """Whether the broker answers, waiting a little for it."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._first.wait(), patience_s)
+        return self.is_up
 
     def stop(self) -> None:
         """Make `run` end within about BLOCK_S."""
@@ -159,7 +166,8 @@ class Link:
 
     def _come_up(self) -> None:
         self.is_up = True
-        log.info("broker reached", extra={"at": time.time()})
+        self._first.set()
+        log.info("broker reached")
 
     def _go_down(self, error: Exception) -> None:
         if self.is_up:
