@@ -63,8 +63,7 @@ async def serve(directory: RunDirectory, system: System, url: str, listener: soc
     plane = Plane(url, keys, bounds, None if sender is None else sender.send, reply_to)
     times = layout.cache_times(system)
     memory = cache.Memory(times.most_bytes)
-    threads = ThreadPoolExecutor(PATIENCE_S = 1.0  # with the broker at the start; callers wait in the socket's queue meanwhile
-DEFAULT_THREADS, thread_name_prefix="default")
+    threads = ThreadPoolExecutor(DEFAULT_THREADS, thread_name_prefix="default")
     defaults = {run: entry.load(run) for p in promises.values() for run in p.defaults}
     desks = {
         name: Desk(promise, plane, keys, memory=memory, times=times, defaults=defaults, threads=threads)

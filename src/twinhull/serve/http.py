@@ -26,9 +26,7 @@ from twinhull.serve.record import Recorder, TooManyStreams
 log = logging.getLogger(__name__)
 
 MOST_BYTES = 1_000_000  # of a request's body
-DRAINED_BYTES = (
-    10 * MOST_BYTES
-)  # read and thrown away, so that a client that is still sending gets the answer
+DRAINED_BYTES = 10 * MOST_BYTES  # read and thrown away, so that a client still sending hears the answer
 MOST_EVENTS = 10_000  # in one post
 _STREAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _KEY = re.compile(r"[\x21-\x7e]{1,200}")

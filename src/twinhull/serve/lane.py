@@ -64,7 +64,8 @@ class Tally:
 class Lane:
     """The rows of one task, on their way there and back.
 
-    All instants are of the monotonic clock (the loop's own stands still within a turn). `carry` takes a batch; it may raise Unheard.
+    All instants are of the monotonic clock; the loop's own stands still within a turn.
+    `carry` takes a batch; it may raise Unheard.
     The names of batches begin with `prefix`.
     """
 
