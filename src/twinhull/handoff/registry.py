@@ -251,13 +251,17 @@ def _numbers(place: Path) -> list[int]:
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
     """The metrics as plain numbers. One that is not finite stops the publish: such a model has diverged."""
-    plain = {}
+    plain: dict[str, float] = {}
     for name, value in metrics.items():
-        if isinstance(value, str | bytes | bool) or not hasattr(value, "__float__"):
+        try:
+            number = None if isinstance(value, str | bytes | bool) else float(value)
+        except (TypeError, ValueError, RuntimeError):
+            number = None
+        if number is None:
             raise TwinhullError(f"metric {name} is {value!r}, not a number.")
-        plain[name] = float(value)
-        if not math.isfinite(plain[name]):
-            raise TwinhullError(f"metric {name} is {float(value)}: a model that diverged is not published.")
+        if not math.isfinite(number):
+            raise TwinhullError(f"metric {name} is {number}: a model that diverged is not published.")
+        plain[name] = number
     return plain
 
 
