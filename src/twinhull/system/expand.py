@@ -3,13 +3,13 @@
 A second, generated draft, over which the file is laid field by field; what the file says wins.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from twinhull.system import names
 from twinhull.system.model import (
     CLASS_BY_KIND,
-    AnyComponent,
     Checkpoint,
     Endpoint,
     Link,
@@ -33,16 +33,15 @@ ONE = Range(1, 1)
 class Draft:
     """Generated components and links, and the path that caused each."""
 
-    components: dict[str, AnyComponent] = field(default_factory=dict)
-    links: dict[Link, str] = field(default_factory=dict)  # each with the path of its cause
-    causes: dict[str, str] = field(default_factory=dict)  # name of a component -> path of its cause
+    kinds: dict[str, str] = field(default_factory=dict)  # of each component
+    fields: dict[str, dict[str, Any]] = field(default_factory=dict)  # Any: of each component, its fields
+    causes: dict[str, str] = field(default_factory=dict)  # of each component, the path that needs it
+    links: dict[Link, str] = field(default_factory=dict)  # each with the path that needs it
 
     def add(self, name: str, kind: str, cause: str, **fields: Any) -> None:  # Any: the fields of the kind
         """Add a component, unless an earlier cause has added it."""
-        if name not in self.components:
-            build: Any = CLASS_BY_KIND[kind].model_construct  # Any: each class has its own kinds
-            self.components[name] = build(kind=kind, **fields)
-            self.causes[name] = cause
+        if name not in self.kinds:
+            self.kinds[name], self.fields[name], self.causes[name] = kind, fields, cause
 
     def link(
         self, source: str, target: str, kind: LinkKind, cause: str, **fields: Any
@@ -52,44 +51,39 @@ class Draft:
         self.links.setdefault(link, cause)
 
 
-@dataclass(frozen=True, slots=True)
-class Expanded:
-    """A whole system, and for what the file does not say the path that caused it."""
+def expand(said: System) -> tuple[System, dict[str, str]]:
+    """The system of a file with workloads, with everything filled in that comes with them.
 
-    system: System
-    causes: dict[str, str]  # path of a generated component or link -> path of its cause
-
-
-def expand(said: System) -> Expanded:
-    """The system of a file with workloads, with everything filled in that comes with them."""
+    Beside it, for each generated component and link, by its path, the path of what needs it.
+    """
     draft = Draft()
-    tasks = {name: part for name, part in said.components.items() if isinstance(part, Task)}
-    trains = {name: part for name, part in said.components.items() if isinstance(part, Train)}
-    for name, task in tasks.items():
-        _task(draft, said, name, task)
-    for name, train in trains.items():
-        _train(draft, said, name, train)
+    for name, part in said.components.items():
+        if isinstance(part, Task):
+            _task(draft, said, name, part)
+        elif isinstance(part, Train):
+            _train(draft, said, name, part)
     endpoints = {name: _endpoint(draft, said, name, part) for name, part in said.endpoints.items()}
-    components = {name: overlaid(draft.components.get(name), part) for name, part in said.components.items()}
-    components |= {name: part for name, part in draft.components.items() if name not in components}
+    components = {name: overlaid(part, draft.fields.get(name, {})) for name, part in said.components.items()}
+    for name, kind in draft.kinds.items():
+        if name not in components:
+            build: Any = CLASS_BY_KIND[kind].model_construct  # Any: each class has its own kinds
+            components[name] = build(kind=kind, **draft.fields[name])
     links, caused = _links(draft, said)
     causes = {f"components.{name}": cause for name, cause in draft.causes.items()} | caused
     update = {"components": components, "links": links, "endpoints": endpoints}
-    return Expanded(said.model_copy(update=update), causes)
+    return said.model_copy(update=update), causes
 
 
-def overlaid(filled: P | None, said: P) -> P:
-    """What was filled in, with what was said laid over it, field by field."""
-    if filled is None:
-        return said
+def overlaid(said: P, filled: Mapping[str, object]) -> P:
+    """What was said, with what was filled in where nothing was said."""
     update: dict[str, object] = {}
-    for name in said.__class__.model_fields:
-        ours, theirs = getattr(filled, name), getattr(said, name)
+    for name, ours in filled.items():
+        theirs = getattr(said, name)
         if isinstance(ours, Part) and isinstance(theirs, Part):
-            update[name] = overlaid(ours, theirs)
+            update[name] = overlaid(theirs, dict(ours))
         elif theirs is None and ours is not None:
             update[name] = ours
-    return said.model_copy(update=update)
+    return said.model_copy(update=update) if update else said
 
 
 def _shared(draft: Draft, said: System, cause: str) -> None:
@@ -160,6 +154,7 @@ def _train(draft: Draft, said: System, name: str, train: Train) -> None:
 
 
 def _endpoint(draft: Draft, said: System, name: str, endpoint: Endpoint) -> Endpoint:
+    """The endpoint with its client."""
     cause = f"endpoints.{name}"
     _shared(draft, said, cause)
     draft.add(names.GATEWAY, "gateway", cause, replicas=ONE)
@@ -181,7 +176,7 @@ def _endpoint(draft: Draft, said: System, name: str, endpoint: Endpoint) -> Endp
                 retries=Retries(0.0),
             )
     for rung in endpoint.fallback or ():
-        if rung in said.components or rung in draft.components:
+        if rung in said.components or rung in draft.kinds:
             draft.link(names.GATEWAY, rung, "read", cause, when="late")
     return endpoint.model_copy(update={"client": client})
 
@@ -207,6 +202,6 @@ def _links(draft: Draft, said: System) -> tuple[tuple[Link, ...], dict[str, str]
         if twin is not None:
             twins.remove(twin)
             del open_links[twin]
-        links.append(overlaid(twin, link))
+        links.append(overlaid(link, dict(twin) if twin else {}))
     causes = {f"links.{len(links) + index}": cause for index, cause in enumerate(open_links.values())}
     return (*links, *open_links), causes

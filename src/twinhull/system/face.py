@@ -25,6 +25,7 @@ class Face:
     """A file in the words of `System`, and the way back to the user's words."""
 
     said: dict[str, Data]
+    friendly: bool = False  # it has workloads, so what comes with them is filled in
     roles: dict[str, str] = field(default_factory=dict)  # of each workload that has one: task or train
     brought: dict[str, str] = field(default_factory=dict)  # what is filled in: name -> kind
     known: set[str] = field(default_factory=set)  # all names of components, also of those that are broken
@@ -47,7 +48,8 @@ def read_face(document: Document) -> Face:
     data = dict(mapping(document.data))
     face = Face({key: value for key, value in data.items() if key not in ("twinhull", "workloads")})
     _check_version(face, data)
-    if "workloads" in data:
+    face.friendly = "workloads" in data
+    if face.friendly:
         components = data.get("components", {})
         if isinstance(components, dict):
             workloads = _components_of(face, data["workloads"])

@@ -107,6 +107,7 @@ class _Composer:
 
     def __init__(self, text: str, file: str) -> None:
         self.document = Document(file)
+        self.count = 0
         self.events = yaml.parse(text, Loader=LOADER)
 
     def run(self) -> None:
@@ -129,7 +130,8 @@ class _Composer:
     def _value(self, event: yaml.Event, path: Path_) -> Data:
         """The data of one node, read to its end; None where it holds nothing usable."""
         self.document.values[path] = _start(event)
-        if len(self.document.values) > MOST_VALUES:
+        self.count += 1
+        if self.count > MOST_VALUES:
             message = f"has more than {MOST_VALUES} values; that is no system file"
             raise _error(self.document.file, message, _start(event))
         if isinstance(event, yaml.AliasEvent):

@@ -105,7 +105,8 @@ def _hosts(parts: _Parts) -> Iterator[Complaint]:
             at = parts[at].get("host")
         if isinstance(at, str) and at in trail:
             members = list(trail)
-            circle = [*members[members.index(at) :][:8], at]
+            circle = members[members.index(at) :]
+            circle = [*circle[:8], "...", at] if len(circle) > 8 else [*circle, at]
             yield Complaint(("components", at, "host"), f"goes in a circle: {' in '.join(circle)}")
         done.update(trail)
 
@@ -186,9 +187,8 @@ def _link(known: _Known, at: Path_, link: dict[str, Data]) -> Iterator[Complaint
 
 def _no(what: str, name: str, known: set[str]) -> str:
     near = closest(name, sorted(known))
-    listed = ", ".join(sorted(known)[:8])
-    more = ", ..." if len(known) > 8 else ""
-    return f"there is no {what} {quoted(name)}.{near or (f' Known: {listed}{more}' if known else ' None is written.')}"
+    some = ", ".join([*sorted(known)[:8], "..."] if len(known) > 8 else sorted(known))
+    return f"there is no {what} {quoted(name)}.{near or f' Known: {some}' if known else ' None is written.'}"
 
 
 def _parsed(parse: Callable[[object], T], value: Data) -> T | None:
