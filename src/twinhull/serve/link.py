@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import redis.asyncio
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from twinhull import policy
 from twinhull.broker import connect_async
@@ -61,6 +61,7 @@ class Link:
         self._outbox: deque[_Command] = deque()
         self._wake = asyncio.Event()
         self._first = asyncio.Event()
+        self._pops_many = True
         self._stopping = False
 
     @property
@@ -146,23 +147,32 @@ class Link:
         try:
             while not self._stopping:
                 try:
-                    # Any: redis-py knows neither that we get bytes nor that a count gives a list.
-                    found: Any = await client.blpop([self._replies], timeout=BLOCK_S)
+                    if found := await self._pop(client):
+                        self._hear(found)
                     failures = 0
-                    if found is None:
-                        continue
-                    self._hear([found[1]])
-                    while more := await self._more(client):
-                        self._hear(more)
                 except (RedisError, OSError):  # the writer tells of it
                     failures += 1
                     await asyncio.sleep(policy.restart_at(0.0, failures, BACK_OFF_S, BACK_OFF_CAP_S))
         finally:
             await client.aclose()
 
-    async def _more(self, client: redis.asyncio.Redis) -> list[bytes]:
-        more: Any = await client.lpop(self._replies, MOST_REPLIES)  # Any: as above
-        return more or []
+    async def _pop(self, client: redis.asyncio.Redis) -> list[bytes]:
+        """Replies, as many as wait; none after BLOCK_S."""
+        # Any: redis-py knows neither that we get bytes nor that a count gives a list.
+        if self._pops_many:
+            try:
+                words = ("BLMPOP", BLOCK_S, 1, self._replies, "LEFT", "COUNT", MOST_REPLIES)
+                many: Any = await client.execute_command(*words)
+                return many[1] if many else []
+            except ResponseError as error:  # a server before Redis 7
+                if "unknown command" not in str(error).lower():
+                    raise
+                self._pops_many = False
+        first: Any = await client.blpop([self._replies], timeout=BLOCK_S)
+        if first is None:
+            return []
+        rest: Any = await client.lpop(self._replies, MOST_REPLIES)
+        return [first[1], *(rest or [])]
 
     def _come_up(self) -> None:
         self.is_up = True
