@@ -138,14 +138,9 @@ def test_a_broker_that_lost_everything_is_noticed_and_its_new_events_are_read(se
 def test_a_broker_that_is_away_is_one_clear_error(server, client):
     reader = Reader(client, server.keys, "sales")
     server.kill()
-    for use in (
-        lambda: events.append(client, server.keys, "sales", [1]),
-        reader.read,
-        lambda: events.waiting(client, server.keys, "sales"),
-    ):
+    for use in (lambda: events.append(client, server.keys, "sales", [1]), reader.read):
         with pytest.raises(BrokerError, match="the broker did not take or give events"):
             use()
-    events.note_read(client, server.keys, "sales", START)
 
 
 def test_a_stream_of_a_newer_format_is_not_written_to(server, client):
@@ -153,32 +148,6 @@ def test_a_stream_of_a_newer_format_is_not_written_to(server, client):
     with pytest.raises(BrokerError, match="format 2"):
         events.append(client, server.keys, "sales", [1])
     assert client.exists(server.keys.events("sales")) == 0
-
-
-def test_waiting_says_how_much_and_how_old(server, client):
-    assert events.waiting(client, server.keys, "sales") == events.Waiting(0, 0, None)
-    events.append(client, server.keys, "sales", [1, 2, 3])
-    found = events.waiting(client, server.keys, "sales")
-    assert (found.count, found.added) == (3, 3)
-    assert found.oldest_age_s is not None
-    _, offset = Reader(client, server.keys, "sales", settle_s=0).read(limit=2)
-    until(lambda: Reader(client, server.keys, "sales", settle_s=0).read(limit=2)[1].index == 2)
-    _, offset = Reader(client, server.keys, "sales", settle_s=0).read(limit=2)
-    events.note_read(client, server.keys, "sales", offset)
-    assert events.waiting(client, server.keys, "sales").count == 1
-    client.flushall()
-    events.note_read(client, server.keys, "sales", offset)
-    events.append(client, server.keys, "sales", [9])
-    assert events.waiting(client, server.keys, "sales").count == 1
-
-
-def test_waiting_is_the_same_for_asyncio(server, client):
-    async def ask() -> events.Waiting:
-        async with broker.connect_async(server.url) as asynchronous:
-            return await events.waiting_async(asynchronous, server.keys, "sales")
-
-    events.append(client, server.keys, "sales", [1, 2])
-    assert asyncio.run(ask()).count == 2
 
 
 def test_a_writer_appends_once_per_key_and_forgets_what_is_settled(server, client):

@@ -25,21 +25,13 @@ from twinhull.errors import BrokerError
 from twinhull.handoff import stream
 from twinhull.handoff.stream import SETTLE_S, START, Event, Offset
 
-__all__ = ["BOUND", "SETTLE_S", "START", "Event", "Offset", "Reader", "Waiting", "Writer"]
+__all__ = ["BOUND", "SETTLE_S", "START", "Event", "Offset", "Reader", "Writer"]
 
 BOUND = 1_000_000  # events kept on the broker; at 200 bytes each about 300 MB
-REMEMBER_S = 600  # how long a key protects against a second append; clients retry within minutes
+REMEMBER_S = 600  # how long a caller's key protects against a second append; clients retry within minutes
+REMEMBER_OURS_S = 60  # the same for a key made here, which nobody can use again
 Bodies = Sequence[Any]  # Any: whatever JSON can say
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """How much a stream holds for training, for display."""
-
-    count: int  # not yet read, as far as training has told
-    added: int  # ever appended
-    oldest_age_s: float | None  # None: nothing waits
 
 
 @dataclass(slots=True)
@@ -47,6 +39,7 @@ class _Append:
     """One append that the broker may still forget."""
 
     key: str
+    remember_s: int
     at: float
     bodies: list[bytes]
     first: str  # id of its first entry; empty before it was acknowledged
@@ -71,36 +64,7 @@ def append(
         reply: Any = client.execute_command("EVAL", *_append_arguments(keys, name, todo, bound))
         return int(reply[0])
     except RedisError as error:
-        raise _unreachable(error) from error
-
-
-def note_read(client: redis.Redis, keys: Keys, name: str, offset: Offset) -> None:
-    """Tell how far training has read, for display; failure is of no consequence."""
-    try:
-        fields: dict[Any, Any] = {
-            "id": offset.id,
-            "index": offset.index,
-            "born": offset.born,
-        }  # Any: redis-py's
-        client.hset(keys.events_read(name), mapping=fields)
-    except RedisError as error:
-        log.warning("progress not shown", extra={"stream": name, "reason": str(error)})
-
-
-def waiting(client: redis.Redis, keys: Keys, name: str) -> Waiting:
-    """What waits for training. Raises BrokerError."""
-    try:
-        return _waiting(client.execute_command("EVAL", *_waiting_arguments(keys, name)))
-    except RedisError as error:
-        raise _unreachable(error) from error
-
-
-async def waiting_async(client: redis.asyncio.Redis, keys: Keys, name: str) -> Waiting:
-    """The same for asyncio."""
-    try:
-        return _waiting(await client.execute_command("EVAL", *_waiting_arguments(keys, name)))
-    except RedisError as error:
-        raise _unreachable(error) from error
+        raise stream.unreachable(error) from error
 
 
 class Reader:
@@ -152,7 +116,7 @@ class Reader:
             look = stream.found(self.client.execute_command("EVAL", stream.READ, 2, *keys, *arguments))
         except RedisError as error:
             self._seen.clear()
-            raise _unreachable(error) from error
+            raise stream.unreachable(error) from error
         self._observe(look.newest)
         return look
 
@@ -232,7 +196,7 @@ class Writer:
         try:
             about = await self.client.info("server")
         except RedisError as error:
-            raise _unreachable(error) from error
+            raise stream.unreachable(error) from error
         if self._run and about["run_id"] != self._run:
             await self._repeat()
         self._run = about["run_id"]
@@ -252,7 +216,7 @@ class Writer:
                 "EVAL", *_append_arguments(self.keys, self.name, todo, self.bound)
             )
         except RedisError as error:
-            raise _unreachable(error) from error
+            raise stream.unreachable(error) from error
         todo.first = reply[1].decode()
         todo.acknowledged = time.monotonic()
         return int(reply[0])
@@ -266,34 +230,25 @@ class Writer:
             self.dropped += len(oldest.bodies)
 
     async def _watch(self) -> None:
-        while not self._stop.is_set():
+        while True:
+            stopping = self._stop.is_set()
             with contextlib.suppress(BrokerError):  # appends report it; here only its return matters
                 await self.settle()
+            if stopping:
+                return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), self.settle_s / 5)
 
 
 def _prepared(bodies: Bodies, key: str | None) -> _Append:
     packed = [msgspec.msgpack.encode(body) for body in bodies]
-    return _Append(key or uuid.uuid4().hex, time.time(), packed, "", 0.0)
+    remember_s = REMEMBER_OURS_S if key is None else REMEMBER_S
+    return _Append(uuid.uuid4().hex if key is None else key, remember_s, time.time(), packed, "", 0.0)
 
 
 def _append_arguments(
     keys: Keys, name: str, todo: _Append, bound: int
 ) -> list[Any]:  # Any: text, bytes, numbers
     names = (keys.events(name), keys.events_state(name), keys.events_once(name, todo.key))
-    return [stream.APPEND, 3, *names, bound, REMEMBER_S, todo.first, todo.key, repr(todo.at), *todo.bodies]
-
-
-def _waiting_arguments(keys: Keys, name: str) -> list[Any]:  # Any: text and numbers
-    return [stream.WAITING, 3, keys.events(name), keys.events_state(name), keys.events_read(name)]
-
-
-def _waiting(reply: Any) -> Waiting:  # Any: what the script gives
-    count, added, oldest, now = reply
-    age = max(0.0, (int(now) - int(oldest.partition(b"-")[0])) / 1000) if oldest and count else None
-    return Waiting(int(count), int(added), age)
-
-
-def _unreachable(error: RedisError) -> BrokerError:
-    return BrokerError(f"the broker did not take or give events: {error}.")
+    head = (bound, todo.remember_s, todo.first, todo.key, repr(todo.at))
+    return [stream.APPEND, 3, *names, *head, *todo.bodies]

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+from redis.exceptions import RedisError
 
-from twinhull.errors import TwinhullError
+from twinhull.errors import BrokerError, TwinhullError
 
 FORMAT = 1
 SETTLE_S = 2.5  # a killed broker forgets up to 2 s of what it acknowledged (append-only file, everysec)
@@ -152,3 +153,8 @@ def advance(after: Offset, look: Found) -> tuple[list[Event], Offset, int]:
             lost += 1
         offset = Offset(id_, number, look.born, offset.lost + lost)
     return events, offset, broken
+
+
+def unreachable(error: RedisError) -> BrokerError:
+    """What the user reads when the broker did not do its part."""
+    return BrokerError(f"the broker did not take or give events: {error}.")
