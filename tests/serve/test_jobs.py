@@ -9,12 +9,14 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 from celery import Celery
 
 from twinhull import broker
 from twinhull.errors import BrokerError, TwinhullError
+from twinhull.handoff.registry import Registry
 from twinhull.rundir import RunDirectory
 from twinhull.serve import celery_app, jobs, schedule, wire
 from twinhull.system.load import load_text
@@ -36,6 +38,8 @@ workloads:
   leaving: {task: work:leaving, pool: web}
   tenfold: {task: work:tenfold, pool: web, batch: 8 within 5 ms}
   double:  {task: work:double, pool: web}
+  fit:     {train: work:fit, pool: web}
+  score:   {task: work:score, pool: web, model: fit}
   heavy:   {task: work:heavy, pool: scorers}
 components:
   web-worker: {concurrency: 2}
@@ -58,6 +62,15 @@ def leaving(): effect("leaving"); sys.exit(3)
 def poison(): effect("poison"); os.kill(os.getpid(), signal.SIGKILL)
 def tenfold(rows: list[int]) -> list[int]: effect("tenfold"); return [10 * row for row in rows]
 def double(n: int) -> int: return 2 * n
+
+class Weights:
+    @classmethod
+    def from_tensors(cls, tensors):
+        made = cls()
+        made.factor = int(tensors["factor"][0])
+        return made
+
+def score(rows: list[int], *, model: Weights) -> list[int]: return [model.factor * row for row in rows]
 
 def until(name):
     while not (HERE / name).exists():
@@ -224,6 +237,17 @@ def test_a_row_that_does_not_fit_fails_alone(shared):
         reply = answer(shared, asked)
     assert reply.rows == [8, None]
     assert list(reply.errors) == [1]
+
+
+def test_a_job_that_wants_a_model_gets_the_newest_version(shared):
+    registry = Registry(shared.directory.registry)
+    with a_sender(shared) as sender:
+        for factor in (3, 4):
+            version = registry.publish("fit", {"factor": np.array([factor])}, metrics={}, made_by={})
+            asked = batch("score", [1, 2], outputs=1)
+            sender.send(asked)
+            reply = answer(shared, asked)
+            assert (reply.rows, reply.model_version) == ([factor, 2 * factor], version.number)
 
 
 def test_a_batch_that_fails_for_good_is_told_at_once_and_kept(shared):

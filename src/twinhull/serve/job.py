@@ -1,120 +1,33 @@
 """What does one job do, however often it is delivered? It has one effect, or ends among the dead letters."""
 
 import logging
-import os
-import socket
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Any
 
 import celery
-import psutil
 import redis
 from celery.exceptions import Reject
 
 from twinhull import broker, policy
 from twinhull.errors import UserCodeError
+from twinhull.handoff.registry import Registry
 from twinhull.serve import entry, wire
-from twinhull.serve.function import Function
+from twinhull.serve.function import NO_MODEL, Function
+from twinhull.serve.ledger import Ledger
+from twinhull.serve.models import Loaded, Slot
 from twinhull.system.model import Task
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-Begun = Literal["begun", "done before", "lost too often"]
-
 DEAD_LETTERS_KEPT = 10_000
 REPLY_KEPT_S = 60  # a gateway that has gone leaves its list behind no longer than this
-DONE_KEPT_S = 24 * 3600.0  # a job that comes back later than this is done again
-PATIENCE_S = 20.0  # with a broker that is away, before and after a job
-_ASK_EVERY_S = 0.2
+KNOWN_S = 24 * 3600  # of a job that nobody waits for
+KNOWN_AFTER_S = 60  # the deadline, of a job that somebody waited for
 
 
-@dataclass(frozen=True)
-class Ledger:
-    """Who runs which job, kept on the broker, so that a second delivery has no second effect.
-
-    States of a job: unknown, running (the process that runs it), done. The law: a job that is done, or that a
-    living process of this host runs, is not begun again. A run on another host is taken for lost: only the
-    visibility timeout, longer than any task, can have brought its job here.
-    """
-
-    client: redis.Redis
-    keys: broker.Keys
-    deliveries: int  # of a job that takes its process with it
-
-    def begin(self, job: str, *, redelivered: bool) -> Begun:
-        """Take a job up, unless it was done before or has taken its worker with it too often."""
-        return _patiently(lambda: self._begin(self.keys.job(job), redelivered))
-
-    def end(self, job: str, *, done: bool, patience_s: float = PATIENCE_S) -> None:
-        """Close a job: done for good, or free to run again."""
-        key = self.keys.job(job)
-        try:
-            _patiently(lambda: self._end(key, done), patience_s)
-        except redis.RedisError as error:
-            log.warning("job not recorded", extra={"job": job, "reason": str(error)})
-
-    def _begin(self, key: str, redelivered: bool) -> Begun:
-        if redelivered:
-            state = self._settled(key)
-            if state == "done":
-                return "done before"
-            if state and self._count_loss(key) >= self.deliveries:
-                return "lost too often"
-        self.client.set(key, _whoami(), ex=int(DONE_KEPT_S))
-        return "begun"
-
-    def _end(self, key: str, done: bool) -> None:
-        if done:
-            self.client.set(key, "done", ex=int(DONE_KEPT_S))
-            self.client.delete(f"{key}:lost")
-        else:
-            self.client.delete(key, f"{key}:lost")
-
-    def _count_loss(self, key: str) -> int:
-        """Count a run that was begun and never ended."""
-        lost: Any = self.client.incr(f"{key}:lost")  # Any: redis-py's reply
-        self.client.expire(f"{key}:lost", int(DONE_KEPT_S))
-        return int(lost)
-
-    def _settled(self, key: str) -> str:
-        """The state of a job once no other living process of this host runs it."""
-        while True:
-            raw: Any = self.client.get(key)  # Any: redis-py's reply
-            state = bytes(raw or b"").decode()
-            if state in ("", "done") or not _lives(state):
-                return state
-            time.sleep(_ASK_EVERY_S)
-
-
-def _patiently(act: Callable[[], T], patience_s: float = PATIENCE_S) -> T:
-    """The result of an act on the broker, tried again while the broker is away."""
-    until = time.monotonic() + patience_s
-    while True:
-        try:
-            return act()
-        except redis.RedisError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(_ASK_EVERY_S)
-
-
-def _whoami() -> str:
-    return f"{socket.gethostname()} {os.getpid()} {psutil.Process().create_time():.2f}"
-
-
-def _lives(who: str) -> bool:
-    """Whether that process lives on this host. This one does not count: it is through with what it began."""
-    host, pid, born = who.rsplit(" ", 2)
-    if host != socket.gethostname() or int(pid) == os.getpid():
-        return False
-    try:
-        return f"{psutil.Process(int(pid)).create_time():.2f}" == born
-    except psutil.Error:
-        return False
+def _kept_s(batch: wire.Batch | None) -> int:
+    return KNOWN_S if batch is None else int(max(0.0, batch.deadline - time.time())) + KNOWN_AFTER_S
 
 
 class JobFailed(Exception):
@@ -124,12 +37,16 @@ class JobFailed(Exception):
 class Runner:
     """Runs the jobs of one pool in this process: function, reply, retries, dead letter."""
 
-    def __init__(self, system: str, url: str, deliveries: int, tasks: dict[str, Task]) -> None:
+    def __init__(
+        self, system: str, url: str, registry: Registry, deliveries: int, tasks: dict[str, Task]
+    ) -> None:
         self._url = url
         self._keys = broker.Keys(system)
+        self._registry = registry
         self._deliveries = deliveries
         self._tasks = tasks
         self._functions: dict[str, Function] = {}
+        self._slots: dict[tuple[str, type], Slot] = {}
 
     @cached_property
     def _client(self) -> redis.Redis:
@@ -159,10 +76,8 @@ class Runner:
             return
         redelivered = bool((call.request.delivery_info or {}).get("redelivered"))
         try:
-            state = self._ledger.begin(job, redelivered=redelivered)
-        except (
-            redis.RedisError
-        ) as error:  # not the job's failure: it is delivered again with the broker's return
+            state = self._ledger.begin(job, redelivered=redelivered, kept_s=_kept_s(batch))
+        except redis.RedisError as error:  # not the job's failure: it comes again when the broker does
             raise Reject(str(error), requeue=True) from error
         if state == "lost too often":
             self.bury(job, name, packed, f"its worker was lost {self._deliveries} times")
@@ -178,29 +93,31 @@ class Runner:
                 self._call(name)
             else:
                 self._answer(name, batch)
-        except (
-            Exception,
-            SystemExit,
-        ) as error:  # the border to the user's code: logged, retried or raised again
+        except (Exception, SystemExit) as error:  # of the user's code: logged, retried or raised again
             self._ledger.end(job, done=False)
             self._fail(call, name, batch, error)
         else:
-            self._ledger.end(job, done=True)
+            self._ledger.end(job, done=True, kept_s=_kept_s(batch))
             log.info("job done", extra={"task": name, "took_s": round(time.monotonic() - started, 4)})
 
     def _call(self, name: str) -> None:
-        if self._function(name).model_class is not None:
-            raise JobFailed(f"{self._tasks[name].run} wants a model, which only a request's job could get")
-        entry.load(self._tasks[name].run or "")()
+        function = entry.load(self._tasks[name].run or "")
+        loaded = self._model(name)
+        if loaded is not None:
+            function(model=loaded.model)
+        elif self._function(name).model_class is not None:
+            raise JobFailed(NO_MODEL)
+        else:
+            function()
 
     def _answer(self, name: str, batch: wire.Batch) -> None:
         started = time.monotonic()
-        outcome = self._function(name).answer(batch.rows, batch.outputs, None)
+        loaded = self._model(name)
+        outcome = self._function(name).answer(batch.rows, batch.outputs, loaded and loaded.model)
         if batch.rows and len(outcome.errors) == len(batch.rows):
             raise JobFailed(next(iter(outcome.errors.values())))
-        self._reply(
-            batch, wire.Reply(batch.id, outcome.rows, outcome.errors, None, time.monotonic() - started)
-        )
+        version, took_s = None if loaded is None else loaded.number, time.monotonic() - started
+        self._reply(batch, wire.Reply(batch.id, outcome.rows, outcome.errors, version, took_s))
 
     def _fail(self, call: celery.Task, name: str, batch: wire.Batch | None, error: BaseException) -> None:
         retries = self._tasks[name].retries
@@ -233,6 +150,20 @@ class Runner:
             task = self._tasks[name]
             self._functions[name] = Function(task.run or "", batch=task.batch is not None)
         return self._functions[name]
+
+    def _model(self, name: str) -> Loaded | None:
+        """The newest version that the task's function wants; None if it wants or there is none."""
+        kind, model = self._function(name).model_class, self._tasks[name].model
+        if kind is None:
+            return None
+        if model is None:
+            raise JobFailed(f"{self._tasks[name].run} wants a model, but task {name} names none")
+        if (model, kind) not in self._slots:
+            # No thread: a job takes long enough to look at the registry before each.
+            self._slots[model, kind] = Slot(self._registry, model, kind, warm_ups=(), hint=lambda: None)
+        slot = self._slots[model, kind]
+        slot.look()
+        return slot.current
 
     def free(self, job: str) -> None:
         """Note that a job given back to its queue is no longer run, and that this was not its fault."""

@@ -20,6 +20,7 @@ from celery.worker import state
 
 from twinhull import processes
 from twinhull.broker import Keys
+from twinhull.handoff.registry import Registry
 from twinhull.serve import celery_app, layout
 from twinhull.serve.job import Runner
 from twinhull.system.model import System, Task
@@ -30,10 +31,10 @@ DRAIN_S = 2.0  # running jobs may end within this after SIGTERM; what is left go
 LOOK_EVERY_S = 0.5  # for a lost process; Celery's own pool looks every 5 s
 
 
-def work(system: System, url: str, pool: str) -> int:
+def work(system: System, url: str, registry: Registry, pool: str) -> int:
     """Run the jobs of a pool until SIGTERM; the exit code."""
     app = celery_app.worker_app(system, url, pool)
-    runner = register(app, system, url, pool)
+    runner = register(app, system, url, registry, pool)
     forks = not celery_app.has_gpus(system.pools[pool])  # a process that holds a GPU must never fork
     worker = JobWorker(
         app=app,
@@ -54,11 +55,11 @@ def work(system: System, url: str, pool: str) -> int:
     return int(worker.exitcode or 0)
 
 
-def register(app: Celery, system: System, url: str, pool: str) -> Runner:
+def register(app: Celery, system: System, url: str, registry: Registry, pool: str) -> Runner:
     """Make one Celery task of each task of the pool."""
     tasks = tasks_of(system, pool)
     deliveries = layout.most_deliveries(system, pool)
-    runner = Runner(system.name, url, deliveries, tasks)
+    runner = Runner(system.name, url, registry, deliveries, tasks)
     for name, task in tasks.items():
         app.task(name=name, bind=True, **_options(task, deliveries))(_body(runner, name))
     signals.task_failure.connect(partial(_bury, app, runner), weak=False)

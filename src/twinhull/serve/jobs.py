@@ -23,6 +23,7 @@ from kombu.exceptions import OperationalError
 
 from twinhull import broker, logs, processes
 from twinhull.errors import BrokerError, TwinhullError
+from twinhull.handoff.registry import Registry
 from twinhull.rundir import RunDirectory
 from twinhull.serve import celery_app, job_worker, schedule, wire
 from twinhull.system.load import load
@@ -169,7 +170,7 @@ def main(arguments: list[str] | None = None) -> int:
         if given.beat:
             _beat(directory, system, url)
             return 0
-        return job_worker.work(system, url, given.pool)
+        return job_worker.work(system, url, Registry(directory.registry), given.pool)
     except TwinhullError as error:
         log.error(str(error))  # noqa: TRY400  # one clear line
         return error.exit_code
