@@ -50,7 +50,7 @@ class Warm:
 
     def __init__(self, nice: int) -> None:
         local = {
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # a shared store hands dead addresses to the next ranks
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # a shared one hands out dead addresses
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": os.environ.get(
                 "GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo"
@@ -88,7 +88,7 @@ class Warm:
 
 
 class Generation:
-    """States: started, stepping (the first step is complete), leaving (somebody left or was asked to), ended."""
+    """States: started, stepping (a step is complete), leaving (somebody left or was asked to), ended."""
 
     def __init__(self, job: Job, warm: Warm, folder: Path, num_ranks: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)

@@ -3,31 +3,48 @@
 import logging
 import os
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
 
-from twinhull import broker
-from twinhull.broker import Keys
 from twinhull.errors import BrokerError, ModelRefused, TwinhullError
-from twinhull.handoff import notice
-from twinhull.handoff.events import Reader
 from twinhull.handoff.registry import Registry
 from twinhull.rundir import RunDirectory
 from twinhull.train.job import Job
+
+if TYPE_CHECKING:  # redis costs a rank's start a sixth of a second, and most ranks never need it
+    import redis
+
+    from twinhull.train.events import Stream
 
 log = logging.getLogger(__name__)
 
 Model = TypeVar("Model")
 
 
-def reader(job: Job, stream: str) -> Reader | None:
-    """A reader of a stream of events; None when this run has no broker."""
+def stream(job: Job, name: str) -> "Stream":
+    """A stream of events; it cannot be read where this run has no broker."""
+    from twinhull import broker
+    from twinhull.broker import Keys
+    from twinhull.handoff.events import Reader
+    from twinhull.train.events import Stream
+
     url = os.environ.get(broker.VARIABLE)
     if url is None or not job.system:
-        return None
-    return Reader(broker.connect(url, timeout_s=10.0), Keys(job.system), stream)
+        return Stream(name, None)
+    return Stream(name, Reader(broker.connect(url, timeout_s=10.0), Keys(job.system), name))
+
+
+def tell_read(job: Job, name: str, offset: Mapping[str, Any]) -> None:  # Any: plain JSON
+    """Show how far training has read a stream, once a checkpoint holds it. A broker that is away is logged."""
+    from twinhull.broker import Keys
+    from twinhull.handoff.progress import note_read
+    from twinhull.handoff.stream import Offset
+
+    if (client := _client(job)) is not None:
+        with client:
+            note_read(client, Keys(job.system), name, Offset(**offset))
 
 
 def publish(
@@ -80,13 +97,24 @@ def build(job: Job, model: type[Model], number: int) -> Model:
 
 
 def _announce(job: Job, number: int) -> None:
-    url = os.environ.get(broker.VARIABLE)
-    if url is None or not job.system:
+    if (client := _client(job)) is None:
         return
-    try:
-        client = broker.connect(url)
-    except BrokerError as error:
-        log.warning("notice not sent", extra={"model": job.name, "version": number, "reason": str(error)})
-        return
+    from twinhull.broker import Keys
+    from twinhull.handoff import notice
+
     with client:
         notice.announce(client, Keys(job.system), job.name, number)
+
+
+def _client(job: Job) -> "redis.Redis | None":
+    """A client of the run's broker; None if it has none, or it cannot be reached at all."""
+    from twinhull import broker
+
+    url = os.environ.get(broker.VARIABLE)
+    if url is None or not job.system:
+        return None
+    try:
+        return broker.connect(url)
+    except BrokerError as error:
+        log.warning("no broker", extra={"reason": str(error)})
+        return None

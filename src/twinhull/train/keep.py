@@ -34,7 +34,7 @@ class Keeper:
         self.saved_at = time.monotonic()
 
     def add(self, thing: Any, kind: str) -> None:  # Any: has state_dict and load_state_dict
-        """One more thing to keep; gets its state back if there is one. Raises TwinhullError if it is unfit."""
+        """One more thing to keep; gets its state back if there is one. Raises TwinhullError."""
         for where in unfit(thing.state_dict(), "its state"):
             raise TwinhullError(
                 f"{kind} cannot be wrapped: {where}, which a checkpoint cannot hold.",

@@ -75,7 +75,7 @@ def described(run: RunDirectory, name: str) -> tuple[Job, float | None]:
 
 
 class Launcher:
-    """Runs cycles of one workload. States: in a cycle (a generation runs or is about to), between cycles, over."""
+    """Runs the cycles of one workload. States: in a cycle, between cycles, over."""
 
     def __init__(self, job: Job, every_s: float | None, num_ranks: int, nice: int) -> None:
         assert job.directory is not None

@@ -1,23 +1,17 @@
-"""Where batches come from: a dataset read in shuffled epochs, or the stream of events read once.
+"""Where batches come from: a dataset, read in epochs in an order that any number of ranks can share.
 
 A loader describes, a pass does: one pass stands for one `run.steps` loop. It gives this rank's part of each
 global batch, moves on when the batch was trained, and can say where it stands in plain JSON.
 """
 
-import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from twinhull.errors import BrokerError, CheckpointError
-from twinhull.handoff.events import START, Event, Offset, Reader
+from twinhull.errors import CheckpointError
 from twinhull.train import cursor as cursors
 from twinhull.train.cursor import Cursor
 from twinhull.train.group import Group
-
-_CHUNK = 10_000
-log = logging.getLogger(__name__)
 
 Collate = Callable[[Any], Any]  # Any: samples and batches are the user's own
 
@@ -30,8 +24,24 @@ class Part:
     share: float
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a pass starts with: `saved` is what its earlier life said, `offsets` how far streams are read."""
+
+    group: Group
+    seed: int
+    epochs: int
+    saved: Mapping[str, Any] | None  # Any: plain JSON
+    offsets: Mapping[str, Any]  # Any: plain JSON
+
+
 class Pass(Protocol):
     """One loop over its data. `fetch` gives None at the end, and again the same part until `advance`."""
+
+    @property
+    def offset(self) -> tuple[str, Mapping[str, Any]] | None:
+        """The stream that it reads and how far this was trained; None if it reads none."""
+        ...
 
     def fetch(self) -> Part | None:
         """This rank's part of the next global batch."""
@@ -47,6 +57,14 @@ class Pass(Protocol):
 
     def batches_left(self) -> int:
         """How many global batches are still to come."""
+        ...
+
+
+class Source(Protocol):
+    """What `run.steps` takes: it starts a pass."""
+
+    def start(self, at: Start) -> Pass:
+        """A pass from the beginning, or from where it was saved."""
         ...
 
 
@@ -69,9 +87,10 @@ class Loader:
     shuffle: bool
     collate: Collate | None
 
-    def start(self, group: Group, seed: int, epochs: int, saved: Mapping[str, Any] | None) -> "DatasetPass":
-        """A pass of so many epochs, from the beginning or from where `saved` says."""
-        begin = Cursor(size=len(self.dataset), seed=seed)
+    def start(self, at: Start) -> "DatasetPass":
+        """A pass from the beginning or from where it was saved."""
+        saved = at.saved
+        begin = Cursor(size=len(self.dataset), seed=at.seed)
         if saved is not None:
             found = Cursor(**saved)
             if found.size != begin.size:
@@ -80,7 +99,7 @@ class Loader:
                     hint="Put the old data back, or begin again in a new run directory.",
                 )
             begin = found
-        return DatasetPass(self, group, epochs, begin)
+        return DatasetPass(self, at.group, at.epochs, begin)
 
 
 class DatasetPass:
@@ -90,6 +109,11 @@ class DatasetPass:
         self._loader, self._group, self._epochs, self._cursor = loader, group, epochs, begin
         self._order = cursors.order(begin, shuffle=loader.shuffle)
         self._collate = loader.collate or _default_collate
+
+    @property
+    def offset(self) -> None:
+        """A dataset is no stream."""
+        return
 
     def fetch(self) -> Part | None:
         """This rank's part of the batch at the cursor."""
@@ -128,120 +152,6 @@ def _default_collate(samples: Any) -> Any:  # Any: the user's own
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """The events of one stream that training has not seen yet. `reader` is None when there is no broker."""
+    """The events of one stream that training has not seen yet, for `run.loader`."""
 
     name: str
-    reader: Reader | None
-
-
-@dataclass(frozen=True, slots=True)
-class EventLoader:
-    """Events in global batches, in the order in which they came."""
-
-    source: Events
-    batch_size: int
-    collate: Collate | None
-
-    def start(
-        self, group: Group, offset: Mapping[str, Any] | None, epochs: int, saved: Mapping[str, Any] | None
-    ) -> "EventPass":
-        """A pass from `offset` to the end of what has settled now, or the pass that `saved` describes.
-
-        The end is fixed when the pass begins, so a pass that is taken up again has the same batches.
-        """
-        if saved is None:
-            begin = Offset(**offset) if offset else START
-            end = asdict(_settled_end(self.source, begin)) if group.rank == 0 else None
-            saved = {"begin": asdict(begin), "end": group.share(end), "at": asdict(begin), "epoch": 0}
-        return EventPass(self, group, epochs, saved)
-
-
-class EventPass:
-    """From one offset of a stream to another. Rank 0 reads and shares, so all ranks see the same events."""
-
-    def __init__(self, loader: EventLoader, group: Group, epochs: int, saved: Mapping[str, Any]) -> None:
-        self.name = loader.source.name
-        self._loader, self._group, self._epochs = loader, group, epochs
-        self._begin, self._end = Offset(**saved["begin"]), Offset(**saved["end"])
-        self._at, self._epoch = Offset(**saved["at"]), int(saved["epoch"])
-        self._next: tuple[list[Any], Offset] | None = None
-
-    @property
-    def offset(self) -> dict[str, Any]:
-        """Where the stream is trained to; the next pass begins here."""
-        return asdict(self._at if self._epoch == 0 else self._end)
-
-    def fetch(self) -> Part | None:
-        """This rank's part of the next events."""
-        while self._next is None:
-            if self._at.index >= self._end.index:
-                self._end = self._at if self._epoch == 0 else self._end
-                self._epoch += 1
-                self._at = self._begin
-            if self._epoch >= self._epochs or self._begin.index >= self._end.index:
-                return None
-            bodies, after = self._read()
-            if bodies:
-                self._next = bodies, after
-            else:  # what is unreadable or gone is logged and counted by the reader
-                if after.index <= self._at.index or after.born != self._at.born:
-                    self._end = after
-                self._at = after
-        bodies = self._next[0]
-        mine, share = cursors.split(len(bodies), self._group.rank, self._group.world_size)
-        picked = bodies[mine]
-        return Part(self._loader.collate(picked) if self._loader.collate else picked, share)
-
-    def advance(self) -> None:
-        """The batch was trained."""
-        assert self._next is not None
-        self._at = self._next[1]
-        self._next = None
-
-    def state(self) -> dict[str, Any]:
-        """Begin, end and position of the pass."""
-        ends = {"begin": asdict(self._begin), "end": asdict(self._end), "at": asdict(self._at)}
-        return {**ends, "epoch": self._epoch}
-
-    def batches_left(self) -> int:
-        """How many global batches are still to come, if nothing is dropped unread."""
-        size = self._loader.batch_size
-        whole = -(-(self._end.index - self._begin.index) // size)
-        return max(0, self._epochs - self._epoch - 1) * whole + -(-(self._end.index - self._at.index) // size)
-
-    def _read(self) -> tuple[list[Any], Offset]:
-        limit = min(self._loader.batch_size, self._end.index - self._at.index)
-        read: Any = None
-        if self._group.rank == 0:
-            assert self._loader.source.reader is not None
-            reader, at = self._loader.source.reader, self._at
-            events, after = _patiently(lambda: reader.read(at, limit))
-            read = [[event.body for event in events], asdict(after)]
-        bodies, said = self._group.share(read)
-        return bodies, Offset(**said)
-
-
-def _settled_end(source: Events, begin: Offset) -> Offset:
-    """The offset behind the last settled event; `begin` when there is none, or no broker."""
-    if source.reader is None:
-        log.warning("no broker, no events", extra={"stream": source.name})
-        return begin
-    reader, at = source.reader, begin
-    while True:
-        here = at
-        events, at = _patiently(lambda here=here: reader.read(here, _CHUNK))
-        if not events:
-            return at
-
-
-def _patiently(read: Callable[[], tuple[Sequence[Event], Offset]]) -> tuple[Sequence[Event], Offset]:
-    """Read as soon as the broker answers. Training floats without it; only this read has to wait."""
-    wait_s = 0.1
-    while True:
-        try:
-            return read()
-        except BrokerError as error:
-            if wait_s == 0.1:
-                log.warning("waiting for the broker", extra={"reason": str(error)})
-            time.sleep(wait_s)
-            wait_s = min(wait_s * 2, 2.0)

@@ -54,7 +54,7 @@ def _train(job: Job, beat: Beat) -> int:
     except Stopped:
         beat.left(Phase.STOPPED)
         return 0
-    except BaseException as error:  # noqa: BLE001  # the last line of a process: told to the launcher, not lost
+    except BaseException as error:  # the last line of a process: told to the launcher
         phase = Phase.REFUSED if isinstance(error, TwinhullError) else Phase.FAILED
         if is_peer_lost(error):
             phase = Phase.PEER_LOST

@@ -18,7 +18,7 @@ from twinhull.train.group import Group
 from twinhull.train.job import Job
 from twinhull.train.keep import Keeper
 from twinhull.train.live import Beat
-from twinhull.train.loader import Collate, Dataset, EventLoader, EventPass, Events, Loader, Pass
+from twinhull.train.loader import Collate, Dataset, Events, Loader, Pass, Source, Start
 from twinhull.train.progress import Progress
 from twinhull.train.wrap import Share, unwrap, wrap_model
 
@@ -83,7 +83,7 @@ class Run:
 
     def events(self, name: str) -> Events:
         """The events of stream `name` that training has not seen yet, for `run.loader`."""
-        return Events(name, handover.reader(self._job, name) if self.rank == 0 else None)
+        return Events(name)
 
     def loader(
         self,
@@ -92,7 +92,7 @@ class Run:
         batch_size: int,
         shuffle: bool = True,
         collate: Collate | None = None,
-    ) -> Loader | EventLoader:
+    ) -> Source:
         """Batches for `run.steps`; `batch_size` is the global batch, whatever the number of ranks.
 
         Events are never shuffled; without `collate` their batch is the list of them.
@@ -100,10 +100,12 @@ class Run:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size}")
         if isinstance(source, Events):
-            return EventLoader(source, batch_size, collate)
+            from twinhull.train.events import EventLoader
+
+            return EventLoader(handover.stream(self._job, source.name), batch_size, collate)
         return Loader(source, batch_size, shuffle, collate)
 
-    def steps(self, loader: Loader | EventLoader, epochs: int = 1) -> Iterator[Any]:  # Any: the user's own
+    def steps(self, loader: Source, epochs: int = 1) -> Iterator[Any]:  # Any: the user's own
         """This rank's part of each global batch; a step is complete when the loop comes back for the next.
 
         Between two steps the run saves when it is time, and leaves (by raising `Stopped`) when it was asked
@@ -168,15 +170,11 @@ class Run:
         self._keeper.finish(self._here(done=True))
         self._completed()
 
-    def _start(self, number: int, loader: Loader | EventLoader, epochs: int) -> Pass:
+    def _start(self, number: int, loader: Source, epochs: int) -> Pass:
         """The pass of loop `number`: taken up again if it is the one the checkpoint was in."""
         resumed = self._keeper.place
         saved = resumed.passing if number == resumed.loop else None
-        if isinstance(loader, EventLoader):
-            offset = self._offsets.get(loader.source.name)
-            passing: Pass = loader.start(self._group, offset, epochs, saved)
-        else:
-            passing = loader.start(self._group, self.seed, epochs, saved)
+        passing = loader.start(Start(self._group, self.seed, epochs, saved, self._offsets))
         self._loop, self._passing = number, passing
         self._steps_total = self.step + passing.batches_left()
         self._completed()
@@ -188,8 +186,7 @@ class Run:
         self.step += 1
 
     def _leave(self) -> None:
-        if isinstance(self._passing, EventPass):
-            self._offsets[self._passing.name] = self._passing.offset
+        self._offsets = self._read()
         self._loop, self._passing = self._loop + 1, None
         self._completed()
 
@@ -197,8 +194,7 @@ class Run:
         self._completed()
         save, stop = self._agreement.after(self.step, self._keeper.saved_at)
         if save or stop:
-            self._keeper.save(self._here(), required=stop)
-            self._completed()
+            self._save(required=stop)
         if self.rank == 0:
             self._progress.stepped(self.step, self._steps_total, time.monotonic() - asked_at, data_s)
         if stop:
@@ -207,13 +203,24 @@ class Run:
     def _settle(self) -> None:
         """Save what was trained since the last checkpoint: what follows must not train it again."""
         if self.step > (self._keeper.saved_step or 0):
-            self._keeper.save(self._here(), required=False)
-            self._completed()
+            self._save(required=False)
+
+    def _save(self, *, required: bool) -> None:
+        self._keeper.save(self._here(), required=required)
+        self._completed()
+        if self.rank == 0:
+            for name, offset in self._read().items():
+                handover.tell_read(self._job, name, offset)
+
+    def _read(self) -> dict[str, Any]:  # Any: plain JSON
+        """How far each stream is trained."""
+        now = self._passing.offset if self._passing is not None else None
+        return {**self._offsets, now[0]: now[1]} if now is not None else dict(self._offsets)
 
     def _here(self, *, done: bool = False) -> Place:
         passing = self._passing.state() if self._passing is not None else None
         began = self._keeper.place.cycle_started
-        return Place(self.step, self.cycle, self._loop, passing, dict(self._offsets), began, done)
+        return Place(self.step, self.cycle, self._loop, passing, self._read(), began, done)
 
     def _completed(self) -> None:
         if self._beat is not None:

@@ -7,6 +7,7 @@ and its ranks end with it: they watch the process id that it leaves in their env
 
 import argparse
 import json
+import logging
 import os
 import signal
 import sys
@@ -27,14 +28,10 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if arguments.nice:
         os.nice(arguments.nice)
-    os.environ["LOGLEVEL"] = (
-        "CRITICAL"  # torchrun's own: the launcher reports a failure once, in its own words
-    )
-
+    logging.disable()  # torchrun's words: the launcher reports a failure once, in its own
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    del os.environ["LOGLEVEL"]
     line = sys.stdin.readline()
     if not line:
         return 0
