@@ -1,1 +1,1 @@
-"""A shop that learns overnight and answers all day: a two-tower recommender on the sales of a real web shop."""
+"""A shop that learns overnight and answers all day: a two-tower model of a real shop's sales."""

@@ -1,4 +1,4 @@
-"""What does training see? Baskets with what came before them, from the sales and from the events of the day."""
+"""What does training see? Baskets and what came before them, from the sales and the events of the day."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -63,8 +63,8 @@ class Baskets:
 class Purchases:
     """Makes batches of the events that `POST /events/purchase` took: a collate function for `run.loader`.
 
-    Each is a basket of one item, after the history that serving knew. An item that is not new to its customer has
-    nothing to teach, and neither has a body that is none of ours; such a body is said once and left out.
+    Each is a basket of one item, after the history that serving knew. An item that is not new to its customer
+    has nothing to teach, and neither has a body that is none of ours; such a body is said once and left out.
     """
 
     def __init__(self, sales: Sales, before: int) -> None:
@@ -96,9 +96,7 @@ def _baskets(sales: Sales, before: int) -> Iterator[tuple[int, list[int], list[i
     """Each basket with something new in it: its minute, the items bought before, the new ones."""
     size = int(np.searchsorted(sales.minute, before))
     order = np.lexsort((sales.minute[:size], sales.customer[:size]))
-    customer, minute, item = (
-        column[order].tolist() for column in (sales.customer, sales.minute, sales.item)
-    )
+    customer, minute, item = (column[order].tolist() for column in (sales.customer, sales.minute, sales.item))
     bought: dict[int, None] = {}
     begin = 0
     for end in range(1, size + 1):
@@ -125,5 +123,9 @@ def _padded(bought: Sequence[Sequence[int] | Ints], nothing: int) -> Ints:
 
 
 def _batch(bought: Ints, basket: npt.NDArray[np.int64], item: Ints, weight: Floats) -> Batch:
-    numbers = (torch.from_numpy(np.asarray(array, np.int64)) for array in (bought, basket, item))
-    return Batch(*numbers, torch.from_numpy(np.asarray(weight, np.float32)))
+    return Batch(
+        bought_BL=torch.from_numpy(bought.astype(np.int64)),
+        basket_T=torch.from_numpy(basket),
+        item_T=torch.from_numpy(item.astype(np.int64)),
+        weight_T=torch.from_numpy(weight.astype(np.float32)),
+    )

@@ -1,8 +1,8 @@
 """How good are the recommendations, beside what needs no model at all?
 
 Everybody who has bought before a certain minute is given ten items; how many of them are bought after it?
-Recall is the share of hits among as many as there could have been (ten, or fewer if fewer were bought), averaged
-over customers. On *new* items everything a customer has ever bought is left out, in the lists and in the count.
+Recall is the share of hits among as many as there could have been (ten, or fewer if fewer were bought),
+averaged over customers. On *new* items everything a customer has ever bought is left out, of lists and count.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shop.history import Histories, best_sellers, purchases
+from shop.history import Histories, most_sold, purchases
 from shop.ranker import TOP, Ranker
 from shop.sales import MINUTES_PER_DAY, Ints, Sales
 
@@ -57,14 +57,14 @@ def recall_new(ranker: Ranker, everybody: list[Customer]) -> float:
 def measure(ranker: Ranker, sales: Sales, minute: int) -> dict[str, float]:
     """The figures of a model that has seen nothing of `minute` and after, beside what needs no model.
 
-    `recall_new` beside the best sellers, of all time and of the week before, that the customer has not bought;
-    `recall_any`, on all items, beside what the customer bought most often. Empty if nobody came back.
+    `recall_new` beside the best sellers, of all time and of the week before, that the customer has not
+    bought; `recall_any`, on all items, beside what the customer bought most often. Empty if nobody came back.
     """
     everybody = customers(sales, minute)
     new, after = [customer.new for customer in everybody], [customer.after for customer in everybody]
     if not any(len(items) for items in new):
         return {}
-    ever, week = best_sellers(sales, 0, minute), best_sellers(sales, minute - WEEK, minute)
+    ever, week = most_sold(sales, 0, minute), most_sold(sales, minute - WEEK, minute)
     return {
         "recall_new": recall_new(ranker, everybody),
         "recall_best_sellers": recall([first_new(ever, one.before) for one in everybody], new),

@@ -1,6 +1,6 @@
-"""How does the shop learn? From all sales in the first night, from the purchases of the day in every later one.
+"""How does the shop learn? The first night from all sales, every later one from the purchases of the day.
 
-`python -m shop.fit` does the first night without anything around it; `torchrun -m shop.fit` with several ranks.
+`python -m shop.fit` does the first night with nothing around it; `torchrun -m shop.fit` with several ranks.
 """
 
 import logging
@@ -20,7 +20,7 @@ from shop.sales import SPLIT, Sales
 from twinhull.train.run import Run
 
 BATCH = 256  # baskets, over all ranks
-EPOCHS = 12
+EPOCHS = 8
 RATE = 3e-3
 DECAY = 1.0  # of the vectors only: a bias is what its item is known to sell
 
@@ -60,8 +60,8 @@ def first_night(run: Run, known: Sales, epochs: int = EPOCHS) -> dict[str, float
 def later_night(run: Run, known: Sales, newest: TwoTower) -> None:
     """Go on from the newest version with the purchases since, each seen once; publish unless there were none.
 
-    The new version is measured on what was bought after the last purchase it learned from, beside the version it
-    began as, on the same.
+    The new version is measured on what was bought after the last purchase it learned from, beside the version
+    it began as, on the same.
     """
     before = _ranker(newest)
     model = run.wrap(newest)

@@ -45,7 +45,7 @@ def purchases(sales: Sales, begin: int, end: int) -> dict[int, Ints]:
     return dict(zip(found.tolist(), np.split(item, begins[1:]), strict=True)) if len(found) else {}
 
 
-def best_sellers(sales: Sales, begin: int, end: int) -> Ints:
+def most_sold(sales: Sales, begin: int, end: int) -> Ints:
     """All items by the number of customers who bought them from minute `begin` to before `end`, most first.
 
     Ties go to the item that more customers bought ever before `end`.

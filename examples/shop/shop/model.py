@@ -37,7 +37,9 @@ class TwoTower(nn.Module):
             self.bought.weight[num_items] = 0.0
 
     @classmethod
-    def from_tensors(cls, tensors: Mapping[str, npt.NDArray[Any]]) -> "TwoTower":  # Any: of any kind of number
+    def from_tensors(
+        cls, tensors: Mapping[str, npt.NDArray[Any]]
+    ) -> "TwoTower":  # Any: of any kind of number
         """The model of a published version, of whatever size."""
         model = cls(*tensors["item"].shape)
         model.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in tensors.items()})
@@ -51,7 +53,7 @@ class TwoTower(nn.Module):
         return customer_BD @ self.item.T + self.bias
 
     def loss(self, batch: Batch) -> Tensor:
-        """How surprising the new items of these baskets are among all items not bought before; a mean over baskets."""
+        """How surprising the new items of these baskets are among all not bought before, a mean."""
         num_baskets, num_items = len(batch.bought_BL), len(self.item)
         known_BI = torch.zeros(num_baskets, num_items + 1).scatter_(1, batch.bought_BL, -1e9)[:, :num_items]
         likely_BI = torch.log_softmax(self(batch.bought_BL) + known_BI, dim=1)

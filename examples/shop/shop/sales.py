@@ -1,8 +1,8 @@
 """Where do the sales come from, and are they what they should be?
 
-A sale is one line of an invoice: when, who, what, how many. Looked for in this order: the file named by `--data`
-or TWINHULL_SHOP_DATA; those downloaded earlier; a download from the UCI Machine Learning Repository; a synthetic
-shop of the same shape. `Sales.source` always says which one it is.
+A sale is one line of an invoice: when, who, what, how many. Looked for in this order: the file named by
+`--data` or TWINHULL_SHOP_DATA; those downloaded earlier; a download from the UCI Machine Learning Repository;
+a synthetic shop of the same shape. `Sales.source` always says which one it is.
 """
 
 import fcntl
@@ -11,7 +11,7 @@ import logging
 import os
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +37,7 @@ Columns = dict[str, npt.NDArray[np.generic]]
 
 
 class SalesError(TwinhullError):
-    """Raised when sales cannot be had or are not what they should be: ends a run with one line that says why."""
+    """Raised when sales cannot be had or are not what they should be: one line says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Sales:
         return len(self.minute)
 
     def fingerprint(self) -> str:
-        """A sha256 of what was sold: equal for equal sales, whatever the order of the names or within a minute."""
+        """A sha256 of what was sold: the same whatever the order of the names or of lines in a minute."""
         by_name = sorted(range(len(self.names)), key=self.names.__getitem__)
         place = np.empty(len(self.names), np.int32)
         place[by_name] = np.arange(len(self.names), dtype=np.int32)
@@ -79,7 +79,7 @@ class Sales:
 def find(given: str | Path | None = None) -> Sales:
     """The sales to work with, and a log line that says which. Never fails for want of a network.
 
-    Raises SalesError if a file is named, by `given` or the environment, and is missing or not what it should be.
+    Raises SalesError if a file is named, by `given` or the environment, and is missing or not right.
     """
     named = os.environ.get(DATA, "") if given is None else str(given)
     if named == SYNTHETIC:
@@ -222,8 +222,8 @@ def _cache() -> Path:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
-    """Hold a lock that the processes of one run share, so that one looks and the others find what it found."""
+def _alone() -> Generator[None]:
+    """Hold a lock that a run's processes share: one looks, the others find what it found."""
     with ExitStack() as stack:
         run = os.environ.get(RUN)
         directory = Path(run) / "shop" if run else _cache()

@@ -14,7 +14,7 @@ import numpy as np
 
 from shop import sales
 from shop.evaluate import WEEK, first_new
-from shop.history import Histories, best_sellers as order_by_sales
+from shop.history import Histories, most_sold
 from shop.ranker import Ranker
 from shop.sales import SPLIT, Ints, Sales
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def features(user: int, recent: list[int] | None = None) -> list[int]:
-    """The items that a customer has bought, each once, the last one at the end; `recent` are those since the night.
+    """The items a customer has bought, each once, the last at the end; `recent` are those since the night.
 
     Somebody unknown has bought nothing; an unknown item says nothing.
     """
@@ -30,7 +30,7 @@ def features(user: int, recent: list[int] | None = None) -> list[int]:
 
 
 def rank(rows: list[list[int]], *, model: Ranker) -> list[list[int]]:
-    """Ten items for each customer that suit what was bought before and are new to the customer, best first."""
+    """Ten items for each customer, new to them, that suit what they bought before; best first."""
     return model.top(rows)
 
 
@@ -75,7 +75,7 @@ def _histories() -> Histories:
 
 
 def _count_best_sellers(known: Sales) -> Ints:
-    return order_by_sales(known, SPLIT - WEEK, SPLIT)
+    return most_sold(known, SPLIT - WEEK, SPLIT)
 
 
 @cache

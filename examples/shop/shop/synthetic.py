@@ -23,7 +23,12 @@ Floats = npt.NDArray[np.float64]
 
 
 def make(
-    *, seed: int = 2011, customers: int = 4_338, items: int = 3_866, baskets: int = 18_500, basket: float = 21.5
+    *,
+    seed: int = 2011,
+    customers: int = 4_338,
+    items: int = 3_866,
+    baskets: int = 18_500,
+    basket: float = 21.5,
 ) -> Sales:
     """A shop with so many customers, items and baskets of `basket` lines on average; one seed, one shop."""
     rng = np.random.default_rng(seed)
@@ -38,15 +43,18 @@ def make(
     order = np.lexsort((item, customer, minute))
     numbers = np.sort(rng.choice(max(HIGHEST_CUSTOMER + 1, customers), customers, replace=False))
     quantity = rng.geometric(0.15, len(item))
-    columns: list[Ints] = [
-        column[order].astype(np.int32) for column in (minute, numbers[customer], item, quantity)
-    ]
-    return Sales(SYNTHETIC, False, *columns, [f"ITEM {number:04d}" for number in range(items)])
+
+    def column(values: Longs) -> Ints:
+        return values[order].astype(np.int32)
+
+    names = [f"ITEM {number:04d}" for number in range(items)]
+    minute, who, item, quantity = map(column, (minute, numbers[customer], item, quantity))
+    return Sales(SYNTHETIC, False, minute, who, item, quantity, names)
 
 
 @dataclass(frozen=True, slots=True)
 class _Shelf:
-    """Items in the order of their tastes. `upto_WI` is, per week, the share of sales up to and with an item."""
+    """Items in the order of their tastes. `upto_WI`: per week the share of sales up to and with an item."""
 
     upto_WI: Floats
     begin_T: Longs

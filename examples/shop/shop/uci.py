@@ -1,8 +1,8 @@
 """How are the real sales downloaded from the UCI Machine Learning Repository?
 
-The data set is "Online Retail" (https://doi.org/10.24432/C5BW33), CC BY 4.0: D. Chen, S. L. Sain, K. Guo, "Data
-mining for the online retail industry", Journal of Database Marketing & Customer Strategy Management 19, 2012,
-doi:10.1057/dbm.2012.17.
+The data set is "Online Retail" (https://archive.ics.uci.edu/dataset/352), CC BY 4.0: D. Chen, S. L. Sain,
+K. Guo, "Data mining for the online retail industry", Journal of Database Marketing & Customer Strategy
+Management 19, 2012, doi:10.1057/dbm.2012.17.
 """
 
 import logging
@@ -92,6 +92,9 @@ def _pieces(answer: HTTPResponse) -> Iterator[bytes]:
             raise TimeoutError(f"it took longer than {LONGEST_S:g} s")
         if now - said >= 2.0:
             said = now
-            log.info("downloading", extra={"megabytes": round(size / 1e6, 1), "of": whole and round(whole / 1e6, 1)})
+            log.info(
+                "downloading",
+                extra={"megabytes": round(size / 1e6, 1), "of": whole and round(whole / 1e6, 1)},
+            )
     if whole is not None and size < whole:
         raise OSError(f"it broke off after {size} of {whole} bytes")

@@ -6,12 +6,12 @@ description and neither its quantity nor its price is zero or below; the others 
 
 import io
 import logging
-import xml.etree.ElementTree as ElementTree
 import zipfile
 import zlib
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import IO
+from xml.etree import ElementTree
 
 import numpy as np
 
@@ -56,7 +56,7 @@ def _sales(book: zipfile.ZipFile, source: str) -> Sales:
 
 
 def _cleaned(rows: Iterator[dict[str, str]], source: str) -> Sales:
-    header = next(rows, {})
+    header = next(rows, dict[str, str]())
     letter_of = {name: letter for letter, name in header.items()}
     for name in COLUMNS:
         if name not in letter_of:
@@ -82,13 +82,15 @@ def _sorted(
     if not said:
         raise SalesError("the workbook has no line that counts")
     if min(minute) < 0 or min(customer) < 0 or max(customer) > LARGEST:
-        raise SalesError(f"the workbook has a sale before December 2010, or a customer outside {FIRST_CUSTOMER}..")
+        raise SalesError(
+            f"the workbook has a sale before December 2010, or a customer outside {FIRST_CUSTOMER}.."
+        )
     names = sorted(set(said))
     number_of = {name: number for number, name in enumerate(names)}
     order = np.argsort(np.asarray(minute), kind="stable")
     item = np.array([number_of[name] for name in said], np.int32)
-    columns = (np.asarray(column, np.int32)[order] for column in (minute, customer, item, quantity))
-    return Sales(source, True, *columns, names)
+    when, who, count = (np.asarray(column, np.int32)[order] for column in (minute, customer, quantity))
+    return Sales(source, True, when, who, item[order], count, names)
 
 
 def _rows(sheet: IO[bytes], texts: list[str]) -> Iterator[dict[str, str]]:
