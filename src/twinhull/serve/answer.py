@@ -153,17 +153,17 @@ class Desk:
             if choice == policy.FAILED:
                 return Answer(b"null", choice, 0.0, None, 0.0, reason or "no answer in time")
             ladder.remove(defaults[0])
-            value = await self._default(defaults[0], body, deadline)
+            left = deadline - LAST_MOMENT_S - time.monotonic()
+            value = await self._default(defaults[0], body, left / len(defaults))
             if value is not None:
                 return Answer(value, choice, 0.0, None, 0.0)
 
-    async def _default(self, run: str, body: Body, deadline: float) -> bytes | None:
-        left = deadline - LAST_MOMENT_S - time.monotonic()
+    async def _default(self, run: str, body: Body, patience_s: float) -> bytes | None:
         work = self._loop.run_in_executor(self._threads, _call, self._defaults[run], body.fields)
         try:
-            return await asyncio.wait_for(work, max(0.0, left))
+            return await asyncio.wait_for(work, max(0.0, patience_s))
         except TimeoutError:
-            reason = f"took longer than the {left * 1000:.1f} ms left"
+            reason = f"took longer than its {patience_s * 1000:.1f} ms"
         except Exception as error:  # the user's code may raise anything: the next rung answers
             reason = f"{type(error).__name__}: {error}"
         log.warning("default failed", extra={"endpoint": self.promise.name, "run": run, "reason": reason})
