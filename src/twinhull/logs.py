@@ -7,6 +7,7 @@ line is log, journal entry and live view. Numbers that are sampled over time go 
 
 import json
 import logging
+import math
 import os
 import sys
 import time
@@ -30,12 +31,12 @@ def setup(role: str, *, fmt: Format | None = None, level: int = logging.INFO) ->
     chosen: str = fmt or os.environ.get(VARIABLE, "console")
     shared: list[Any] = [  # Any: structlog's processors have no common type
         structlog.contextvars.merge_contextvars,
-        structlog.stdlib.ExtraAdder(),
+        _with_facts(structlog.stdlib.ExtraAdder()),
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt=None, key="t") if chosen == "json" else _clock,
     ]
     last: list[Any] = (
-        [structlog.processors.format_exc_info, _with_role, structlog.processors.JSONRenderer(default=str)]
+        [structlog.processors.format_exc_info, _with_role, _rendered]
         if chosen == "json"
         else [structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty(), pad_event_to=28, timestamp_key="t")]
     )
@@ -53,10 +54,12 @@ def setup(role: str, *, fmt: Format | None = None, level: int = logging.INFO) ->
 def sample(values: dict[str, float]) -> None:
     """Hand numbers of this moment to the supervisor, by full name (`train.fit.loss`); at most a few a second.
 
-    Without a supervisor nobody listens and nothing is printed.
+    Without a supervisor nobody listens and nothing is printed. What is not finite is left out: no journal in
+    SQLite could hold it.
     """
     if os.environ.get(VARIABLE) == "json":
-        line = json.dumps({"t": time.time(), "role": _role, "sample": values})
+        numbers = {name: float(value) for name, value in values.items() if math.isfinite(value)}
+        line = json.dumps({"t": time.time(), "role": _role, "sample": numbers})
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
 
@@ -66,6 +69,39 @@ def _clock(_logger: object, _method: str, event: dict[str, Any]) -> dict[str, An
     return event
 
 
+def _with_facts(add: Any) -> Any:  # Any: structlog's processors have no common type
+    """The processor `add`, which adds the facts, kept from replacing the event by a fact of that name."""
+
+    def added(logger: object, method: str, event: dict[str, Any]) -> dict[str, Any]:
+        return {**add(logger, method, dict(event)), "event": event["event"]}
+
+    return added
+
+
 def _with_role(_logger: object, _method: str, event: dict[str, Any]) -> dict[str, Any]:
     event["role"] = _role
     return event
+
+
+def _rendered(_logger: object, _method: str, event: dict[str, Any]) -> str:
+    """One JSON line, whatever the facts are: a line that cannot be said would be lost."""
+    try:
+        return json.dumps(event, default=_plain)
+    except (TypeError, ValueError, RecursionError):
+        plain = {k: v if isinstance(v, str | int | float | None) else _text(v) for k, v in event.items()}
+        return json.dumps(plain)
+
+
+def _plain(value: Any) -> Any:  # Any: what json cannot say
+    """A number of numpy or torch as a number, all else as text."""
+    try:
+        return value.item()
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        return _text(value)
+
+
+def _text(value: object) -> str:
+    try:
+        return str(value)
+    except Exception:  # a fact of the user's own class; the event matters more
+        return f"<{type(value).__name__}>"
