@@ -41,8 +41,10 @@ workloads:
   fit:     {train: work:fit, pool: web}
   score:   {task: work:score, pool: web, model: fit}
   heavy:   {task: work:heavy, pool: scorers}
+  stuck:   {task: work:endless, pool: scorers, time_limit: 200 ms}
 components:
   web-worker: {concurrency: 2}
+  scorers-queue: {deliveries: 1}
 """
 
 WORK = """
@@ -410,6 +412,15 @@ def test_a_pool_with_gpus_never_forks_and_gives_its_job_back_too(lane):
     worker.terminate()
     assert worker.wait(10) == 0
     assert (lane.waiting("scorers"), lane.held("scorers")) == (1, 0)
+
+
+def test_a_pool_with_gpus_ends_with_a_job_beyond_its_limit_and_gives_it_up_in_the_end(lane):
+    lane.run("stuck")
+    assert lane.start_worker("scorers").wait(10) == 1
+    lane.start_worker("scorers")
+    until(lambda: lane.letters("stuck"))
+    assert lane.letters("stuck") == ["its worker was lost 1 x"]
+    assert len(lane.effect("endless")) == 1
 
 
 def test_a_worker_without_a_broker_leaves_when_asked(lane):

@@ -1,7 +1,12 @@
 """What does one job do, however often it is delivered? It has one effect, or ends among the dead letters."""
 
 import logging
+import math
+import os
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -26,6 +31,12 @@ KNOWN_S = 24 * 3600  # of a job that nobody waits for
 KNOWN_AFTER_S = 60  # the deadline, of a job that somebody waited for
 
 
+def _end_process(name: str, limit: float) -> None:
+    log.error("job beyond its time limit", extra={"task": name, "limit_s": limit})
+    logging.shutdown()
+    os._exit(1)
+
+
 def _kept_s(batch: wire.Batch | None) -> int:
     return KNOWN_S if batch is None else int(max(0.0, batch.deadline - time.time())) + KNOWN_AFTER_S
 
@@ -45,6 +56,7 @@ class Runner:
         self._registry = registry
         self._deliveries = deliveries
         self._tasks = tasks
+        self.ends_itself = False
         self._functions: dict[str, Function] = {}
         self._slots: dict[tuple[str, type], Slot] = {}
 
@@ -80,7 +92,7 @@ class Runner:
         except redis.RedisError as error:  # not the job's failure: it comes again when the broker does
             raise Reject(str(error), requeue=True) from error
         if state == "lost too often":
-            self.bury(job, name, packed, f"its worker was lost {self._deliveries} times")
+            self.bury(job, name, packed, f"its worker was lost {self._deliveries} x")
         elif state == "done before":
             log.info("job done before", extra={"task": name, "job": job})
         else:
@@ -89,16 +101,32 @@ class Runner:
     def _attempt(self, call: celery.Task, job: str, name: str, batch: wire.Batch | None) -> None:
         started = time.monotonic()
         try:
-            if batch is None:
-                self._call(name)
-            else:
-                self._answer(name, batch)
+            with self._time_limit(name):
+                if batch is None:
+                    self._call(name)
+                else:
+                    self._answer(name, batch)
         except (Exception, SystemExit) as error:  # of the user's code: logged, retried or raised again
             self._ledger.end(job, done=False)
             self._fail(call, name, batch, error)
         else:
             self._ledger.end(job, done=True, kept_s=_kept_s(batch))
             log.info("job done", extra={"task": name, "took_s": round(time.monotonic() - started, 4)})
+
+    @contextmanager
+    def _time_limit(self, name: str) -> Iterator[None]:
+        """End the process with a job that takes too long, where Celery has no other process to do it."""
+        limit = self._tasks[name].time_limit
+        if not self.ends_itself or limit is None or math.isinf(limit):
+            yield
+            return
+        timer = threading.Timer(limit, _end_process, (name, limit))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _call(self, name: str) -> None:
         function = entry.load(self._tasks[name].run or "")

@@ -5,6 +5,7 @@ import math
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -34,8 +35,11 @@ LOOK_EVERY_S = 0.5  # for a lost process; Celery's own pool looks every 5 s
 def work(system: System, url: str, registry: Registry, pool: str) -> int:
     """Run the jobs of a pool until SIGTERM; the exit code."""
     app = celery_app.worker_app(system, url, pool)
+    # A process that holds a GPU must never fork; on macOS none forks, and one started afresh knows no task.
+    # There one process runs one job after the other.
+    forks = not celery_app.has_gpus(system.pools[pool]) and sys.platform != "darwin"
     runner = register(app, system, url, registry, pool)
-    forks = not celery_app.has_gpus(system.pools[pool])  # a process that holds a GPU must never fork
+    runner.ends_itself = not forks
     worker = JobWorker(
         app=app,
         hostname=f"{pool}@{socket.gethostname()}",

@@ -86,7 +86,7 @@ class Generator:
         keep_records: bool = False,
     ) -> None:
         self.url = url
-        self._host, self._port, self.path = _parts(url)
+        self._host, self._port, self._name, self.path = _parts(url)
         self._deadline_s = deadline_s
         usual = TIMEOUT_S if deadline_s is None else deadline_s + GRACE_S
         self._timeout_s = usual if timeout_s is None else timeout_s
@@ -94,7 +94,8 @@ class Generator:
         self._keep = keep_records
         self.records: list[Record] = []
         self._total = Tally("total")
-        self._phases: list[Tally] = [Tally("all")]
+        self._unnamed = Tally("all")
+        self._phases = [self._unnamed]
         self._streams: dict[str, Tally] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._lags_s = array("d")
@@ -137,8 +138,8 @@ class Generator:
 
     def mark(self, phase: str) -> None:
         """From now on requests count for this phase."""
-        if self._phases[-1].asked == 0:
-            self._phases.pop()
+        if self._phases == [self._unnamed] and not self._unnamed.asked:
+            self._phases.clear()
         self._phases.append(Tally(phase))
 
     @property
@@ -206,7 +207,7 @@ class Generator:
         phase = self._phases[-1]
         for tally in (stream, phase, self._total):
             tally.asked += 1
-        head = f"POST {shot.path} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n"
+        head = f"POST {shot.path} HTTP/1.1\r\nHost: {self._name}\r\n"
         head += f"Content-Type: application/json\r\nContent-Length: {len(shot.body)}\r\n\r\n"
         done = partial(self._finished, stream, phase, due)
         self._client.send(Exchange(head.encode() + shot.body, done))
@@ -256,8 +257,8 @@ def _read(exchange: Exchange) -> tuple[_Answer, str | None]:
     return _Answer(), None if exchange.status < 400 else f"HTTP {exchange.status}"
 
 
-def _parts(url: str) -> tuple[str, int, str]:
-    """Host, port and path of a URL. Raises TwinhullError if load cannot be sent there."""
+def _parts(url: str) -> tuple[str, int, str, str]:
+    """Host, port, HTTP's name of both, and path of a URL. Raises TwinhullError if it is none for load."""
     example = "Write for example http://127.0.0.1:8000/recommend"
     try:
         parts = urlsplit(url)
@@ -269,7 +270,7 @@ def _parts(url: str) -> tuple[str, int, str]:
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     if not (path.isascii() and path.isprintable()) or " " in path:
         raise TwinhullError(f"{url!r} has characters that a URL must write as %XX.")
-    return parts.hostname, port or 80, path
+    return parts.hostname, port or 80, parts.netloc.rpartition("@")[2], path
 
 
 _answer_decoder = msgspec.json.Decoder(_Answer)
