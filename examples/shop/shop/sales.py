@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.npyio import NpzFile
 
 from twinhull.errors import TwinhullError
 
@@ -109,11 +110,11 @@ def load(path: Path, *, source: str, real: bool = True) -> Sales:
     Raises SalesError, which names the file and the first thing that is wrong with it.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
-            columns: Columns = {name: file[name] for name in file.files}
+        with path.open("rb") as raw, NpzFile(raw, allow_pickle=False) as file:
+            columns: Columns = {name: np.asarray(file[name]) for name in file.files}
     except FileNotFoundError:
         raise SalesError(f"{path}: there is no such file. Name another with --data or {DATA}.") from None
-    except (OSError, ValueError, EOFError, KeyError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         raise SalesError(f"{path}: not a readable .npz file ({_first_line(error)}).") from error
     problem = _shape_problem(columns) or _value_problem(columns)
     if problem:
