@@ -1,6 +1,7 @@
 """What happened, simulated or seen: events and time series of a run, and the journal that keeps them."""
 
 import json
+import math
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +12,8 @@ from twinhull.errors import TwinhullError
 
 FORMAT = 1
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS event (t REAL NOT NULL, kind TEXT NOT NULL, subject TEXT NOT NULL, fields TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS event
+  (t REAL NOT NULL, kind TEXT NOT NULL, subject TEXT NOT NULL, fields TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS sample (t REAL NOT NULL, name TEXT NOT NULL, value REAL NOT NULL);
 CREATE INDEX IF NOT EXISTS sample_by_name ON sample (name, t);
 CREATE INDEX IF NOT EXISTS event_by_time ON event (t);
@@ -71,7 +73,10 @@ class Journal:
         self._events.append((t, kind, subject, json.dumps(fields, default=str)))
 
     def sample(self, t: float, name: str, value: float) -> None:
-        """Note a number of this moment."""
+        """Note a number of this moment; what is not finite is lost, since SQLite would store NULL."""
+        if not math.isfinite(value):
+            self.lost += 1
+            return
         self._samples.append((t, name, value))
 
     def flush(self) -> None:

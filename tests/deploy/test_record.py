@@ -26,12 +26,27 @@ def test_a_line_that_is_no_record_is_kept_as_said() -> None:
         b'{"broken',
         b'{"t": "x", "event": "y"}',
         b"[1, 2]",
+        b'{"sample": 3}',
+        b'{"loss": 0.1, "sample": "text"}',
+        b'{"t": 1, "sample": null}',
+        b'{"t": 1, "sample": {"a": 1' + b"0" * 400 + b"}}",
+        b'{"t": NaN, "event": "x"}',
+        b'{"t": 1e400, "event": "x"}',
+        b'{"t": 1, "event": "\\ud800"}',
+        b'{"t": 1, "event": "x", "fact": ["\\udfff"]}',
+        b'{"a":' * 100_000,
         b"\xff\xfe",
     ):
         found = record.read("worker:web-0", line)
         assert found is not None
         assert found.kind == record.SAID
         assert found.role == "worker:web-0"
+
+
+def test_a_sample_that_the_journal_could_not_hold_is_left_out() -> None:
+    found = record.read("rank:fit-0", b'{"t": 5, "sample": {"loss": NaN, "grad": -Infinity, "step": 7}}')
+    assert found is not None
+    assert found.sample == {"step": 7.0}
 
 
 def test_an_empty_line_is_nothing() -> None:

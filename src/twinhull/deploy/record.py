@@ -1,6 +1,7 @@
 """What did a child say? A line of its output as a record: an event, numbers of the moment, or plain text."""
 
 import json
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,15 +32,24 @@ def read(role: str, line: bytes) -> Record | None:
         return None
     if text.startswith("{"):
         try:
-            return _from_fields(role, json.loads(text))
-        except (ValueError, TypeError, KeyError):
+            return _from_fields(role, _parsed(text))
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             pass
     return Record(time.time(), role, SAID, facts={"text": text})
 
 
+def _parsed(text: str) -> dict[str, Any]:  # Any: JSON
+    said = json.loads(text)
+    if "\\ud" in text.lower():  # half a surrogate pair can be neither stored nor printed: UnicodeEncodeError
+        json.dumps(said, ensure_ascii=False).encode()
+    return said
+
+
 def _from_fields(role: str, said: dict[str, Any]) -> Record:  # Any: JSON
     sample = said.get("sample", {})
-    numbers = {str(k): float(v) for k, v in sample.items() if isinstance(v, int | float)}
+    if not isinstance(sample, dict) or not math.isfinite(float(said["t"])):
+        raise ValueError("a user's own JSON")
+    numbers = {k: float(v) for k, v in sample.items() if isinstance(v, int | float) and math.isfinite(v)}
     kind = "" if "sample" in said else str(said["event"])
     return Record(
         t=float(said["t"]),
