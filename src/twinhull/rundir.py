@@ -6,6 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from twinhull.errors import RunInUse, TwinhullError
 
@@ -79,7 +80,7 @@ class RunDirectory:
             for path in (self.root, self.broker, self.checkpoints, self.registry, self.logs, self.holds):
                 path.mkdir(parents=True, exist_ok=True)
             probe = self.root / ".probe"
-            probe.write_bytes(b"")
+            probe.write_bytes(b".")  # an empty file fits on a full disk
             probe.unlink()
         except OSError as error:
             raise TwinhullError(
@@ -89,22 +90,45 @@ class RunDirectory:
 
     @contextmanager
     def held(self) -> Generator[None]:
-        """Hold the run for this process alone; the kernel lets go however the process ends."""
-        with self.lock.open("a+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                file.seek(0)
-                holder = file.read().strip() or "unknown"
-                raise RunInUse(
-                    f"the run directory {self.root} is in use by process {holder}.",
-                    hint="Stop that one, or choose another with --run DIR.",
-                ) from error
+        """Hold the run for this process alone; the kernel lets go however the process ends.
+
+        Raises RunInUse when another process holds it, TwinhullError when it cannot be locked at all.
+        """
+        file = self._locked()
+        with file:
             file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()
-            yield
-            file.truncate(0)
+            try:
+                yield
+            finally:
+                file.truncate(0)
+
+    def _locked(self) -> TextIO:
+        try:
+            file = self.lock.open("a+", errors="replace")
+        except OSError as error:
+            raise self._unlockable(error) from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            with file:
+                file.seek(0)
+                holder = file.read(100).strip()
+            raise RunInUse(
+                f"the run directory {self.root} is in use by process {holder or 'unknown'}.",
+                hint="Stop that one, or choose another with --run DIR.",
+            ) from error
+        except OSError as error:  # a file system without locks
+            file.close()
+            raise self._unlockable(error) from error
+        return file
+
+    def _unlockable(self, error: OSError) -> TwinhullError:
+        return TwinhullError(
+            f"the run directory {self.root} cannot be locked: {error.strerror or error}.",
+            hint="Choose another with --run DIR.",
+        )
 
 
 def default_for(system_file: Path, name: str) -> RunDirectory:
