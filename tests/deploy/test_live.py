@@ -12,20 +12,30 @@ def drawn(board: Board, width: int = 92) -> str:
     console = Console(width=width, file=io.StringIO(), force_terminal=False)
     with console.capture() as capture:
         console.print(
-            view(board, name="shop", url="http://127.0.0.1:7474", deadlines={"recommend": 0.2}, height=40)
+            view(
+                board,
+                name="shop",
+                url="http://127.0.0.1:7474",
+                deadlines={"recommend": 0.2},
+                height=40,
+                now=9.0,
+            )
         )
     return "\n".join(line.rstrip() for line in capture.get().split("\n"))
 
 
 def board_after(*records: Record) -> Board:
-    board = Board(expected={"worker:web-0", "worker:web-1"}, alive={"worker:web-0": 7})
-    for record in records:
+    board = Board()
+    started = [Record(0.0, "up", "started", facts={"process": f"worker:web-{n}", "pid": n}) for n in (0, 1)]
+    for record in (*started, Record(0.0, "up", "lost", facts={"process": "worker:web-1"}), *records):
         board.hear(record)
     return board
 
 
 def test_before_anything_happened_the_view_says_so() -> None:
-    assert drawn(board_after()) == snapshot("""\
+    board = board_after()
+    board.recent.clear()
+    assert drawn(board) == snapshot("""\
 twinhull up  shop    http://127.0.0.1:7474
 
       ║ events ↑ 0 waiting          ║ models ↓ none yet

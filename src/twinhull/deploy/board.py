@@ -56,7 +56,7 @@ class Serving:
 
 @dataclass(slots=True)
 class Board:
-    """The state of one run. `alive` holds the pid of each process that runs now."""
+    """The state of one run. `alive` holds the pid of each running process, `expected` all there should be."""
 
     trainings: dict[str, Training] = field(default_factory=dict)
     servings: dict[str, Serving] = field(default_factory=dict)
@@ -98,6 +98,12 @@ class Board:
         if record.role.startswith(("train:", "rank:")):
             name = record.role.split(":", 1)[1]
             self._trained(self._training(str(facts.get("train", name))), record)
+        process = str(facts.get("process", ""))
+        if record.kind == "started" and process:
+            self.alive[process] = int(facts["pid"])
+            self.expected.add(process)
+        elif record.kind in {"lost", "ended"}:
+            self.alive.pop(process, None)
         if record.kind == "swapped" and "model" in facts:
             self.versions.setdefault(str(facts["model"]), {})[record.role] = int(facts["version"])
 

@@ -19,10 +19,12 @@ _WIDTH = 36  # columns of a bar
 _MARK = {"warning": ("!", BEAM), "error": ("✗", "red"), "critical": ("✗", "red")}
 
 
-def view(board: Board, *, name: str, url: str, deadlines: dict[str, float], height: int) -> RenderableType:
+def view(
+    board: Board, *, name: str, url: str, deadlines: dict[str, float], height: int, now: float
+) -> RenderableType:
     """The whole view. `deadlines` are the endpoints' promises in seconds; `height` the terminal's rows."""
     parts: list[RenderableType] = [_head(name, url), Text()]
-    parts += [_training(job, training) for job, training in board.trainings.items()]
+    parts += [_training(job, training, now) for job, training in board.trainings.items()]
     parts.append(_beams(board))
     if board.servings or deadlines:
         parts.append(_serving(board, deadlines))
@@ -59,7 +61,7 @@ def _head(name: str, url: str) -> Text:
     return head.append(f"    {url}", style="dim") if url else head
 
 
-def _training(job: str, training: Training) -> Panel:
+def _training(job: str, training: Training, now: float) -> Panel:
     rows = _rows()
     left = _progress(training)
     rows.add_row("progress", left)
@@ -76,7 +78,7 @@ def _training(job: str, training: Training) -> Panel:
     if training.metrics:
         rows.add_row("published", Text(f"v{training.version}   {_metrics(training)}"))
     if math.isfinite(training.saved_at):
-        ago = Text(f"{max(0.0, time.time() - training.saved_at):.0f} s ago")
+        ago = Text(f"{max(0.0, now - training.saved_at):.0f} s ago")
         rows.add_row("checkpoint", ago.append(f"   saved in {training.saved_in_s:.2g} s", style="dim"))
     foot = f"{training.ranks} ranks · generation {training.generation} · torchrun"
     return _panel(rows, f"Training {job}", foot, TRAINING)

@@ -160,7 +160,6 @@ class Supervisor:
         self._say("up", version=__version__, system=self.system.name, run=str(self.directory.root))
         for note in self.notes:
             self._say("scaled to this machine", note=note)
-        self.board.expected = {command.name for command in self.commands}
         if self.server is not None:
             self._launch(self.server)
             ready = asyncio.create_task(asyncio.to_thread(broker.wait_ready, self.url))
@@ -210,12 +209,10 @@ class Supervisor:
                 self._note(said)
 
     def _begun(self, name: str, pid: int) -> None:
-        self.board.alive[name] = pid
         self._say("started", process=name, pid=pid)
         self._write_up()
 
     def _left(self, end: Exit) -> None:
-        self.board.alive.pop(end.name, None)
         facts: dict[str, object] = {"process": end.name, "exit": end.code, "lived_s": round(end.lived_s, 2)}
         if end.back_in_s is not None:
             word = {"said": self._last_word} if end.name == "broker" else {}

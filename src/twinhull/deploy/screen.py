@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import sys
 import termios
+import time
 import tty
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -73,6 +74,7 @@ class LiveScreen:
                     url=self.url,
                     deadlines=self.deadlines,
                     height=console.size.height,
+                    now=time.time(),
                 )
                 live.update(shown, refresh=True)
                 await asyncio.sleep(0.25)
