@@ -22,7 +22,9 @@ def main() -> None:
     run, moment_s = RunDirectory(Path(sys.argv[1])), float(sys.argv[2])
     seen = trace.read(run.journal)
     now = seen.events[0].t + moment_s
-    records = [Record(e.t, e.subject, e.kind, facts=e.fields) for e in seen.events]
+    records = [
+        Record(e.t, e.subject, e.kind, e.fields.get("level", "info"), facts=e.fields) for e in seen.events
+    ]
     records += [Record(t, "", "", sample={n: v}) for n, points in seen.samples.items() for t, v in points]
     board, url = Board(), ""
     for record in sorted((r for r in records if r.t <= now), key=lambda r: r.t):

@@ -28,7 +28,8 @@ class Keeper:
     def keep(self, said: Record) -> None:
         """Put a record into the journal; plain text goes to the log files only."""
         if said.kind and said.kind != SAID:
-            self._journal.event(said.t, said.kind, said.role, said.facts)
+            level = {} if said.level == "info" else {"level": said.level}
+            self._journal.event(said.t, said.kind, said.role, {**said.facts, **level})
         for name, value in said.sample.items():
             self._journal.sample(said.t, name, value)
 

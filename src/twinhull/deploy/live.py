@@ -185,7 +185,7 @@ def _duration(seconds: float) -> str:
 
 def _rows() -> Table:
     table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", min_width=11)
+    table.add_column(style="dim", width=11)
     table.add_column(no_wrap=True, overflow="ellipsis")
     return table
 
