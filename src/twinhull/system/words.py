@@ -79,10 +79,10 @@ def _kind_complaint(path: Path_, value: object, face: Face) -> Complaint:
     kinds = ", ".join(CLASS_BY_KIND)
     kind = value.get("kind") if isinstance(value, dict) else None
     if kind is None:
-        near = closest(str(path[-1]), list(face.brought))
-        return Complaint(path, f"has no kind.{near} Kinds: {kinds}", at_key=True)
+        near = closest(str(path[-1]), list(face.brought)) or f" Kinds: {kinds}"
+        return Complaint(path, f"has no kind.{near}", at_key=True)
     near = closest(kind, list(CLASS_BY_KIND)) if isinstance(kind, str) else ""
-    return Complaint((*path, "kind"), f"{quoted(kind)} is no kind of component.{near} Kinds: {kinds}")
+    return Complaint((*path, "kind"), f"{quoted(kind)} is no kind of component.{near or f' Kinds: {kinds}'}")
 
 
 def _unknown(location: Path_, face: Face) -> str:

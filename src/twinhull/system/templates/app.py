@@ -33,13 +33,14 @@ class Minutes:
 
     def of(self, orders: list[Order]) -> list[float]:
         """Minutes for each order."""
-        rows = np.array([features(order) for order in orders], dtype=np.float32)
+        rows = np.array([features(order.km, order.rush) for order in orders])
         return (rows @ self.weight.T + self.bias)[:, 0].round(1).tolist()
 
 
-def features(order: Order) -> tuple[float, float, float]:
+def features(km: float, rush: bool) -> tuple[float, float, float]:
     """What the model sees of an order."""
-    return order.km, float(order.rush), order.km * order.rush
+    far = (km - 6) / 3
+    return far, float(rush), far * rush
 
 
 def fit(run: "Run") -> None:
@@ -47,9 +48,9 @@ def fit(run: "Run") -> None:
     import torch
     from torch.utils.data import TensorDataset
 
-    rows, minutes = (torch.from_numpy(part) for part in past_orders(4000))
+    rows, minutes = (torch.from_numpy(part) for part in past_orders(1000))
     model = run.wrap(torch.nn.Linear(3, 1))
-    optimizer = run.wrap(torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.0))
+    optimizer = run.wrap(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
     for row, target in run.steps(run.loader(TensorDataset(rows, minutes), batch_size=64), epochs=20):
         loss = torch.nn.functional.mse_loss(model(row), target)
         loss.backward()
@@ -76,5 +77,5 @@ def past_orders(count: int) -> tuple[np.ndarray, np.ndarray]:
     random = np.random.default_rng(seed=1)
     km, rush = random.uniform(0.5, 12, count), random.random(count) < 0.3
     minutes = 12 + 3 * km + 4 * rush + 1.5 * km * rush + random.normal(0, 2, count)
-    rows = np.stack([km, rush, km * rush], axis=1).astype(np.float32)
+    rows = np.array([features(*order) for order in zip(km, rush, strict=True)], dtype=np.float32)
     return rows, minutes[:, None].astype(np.float32)
