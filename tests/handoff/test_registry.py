@@ -166,6 +166,15 @@ def test_prune_keeps_the_newest_and_the_numbers_go_on(models):
     assert names(models) == {"4", "5"}
 
 
+def test_a_prune_that_cannot_write_is_one_clear_error_and_removes_nothing(models):
+    made = [publish(models) for _ in range(3)]
+    (models.root / "fit" / ".lock").unlink()
+    (models.root / "fit" / ".lock").mkdir()
+    with pytest.raises(TwinhullError, match="old versions of model fit cannot be removed"):
+        models.prune("fit", 1)
+    assert models.versions("fit") == made
+
+
 def test_a_version_pruned_while_held_is_refused_not_torn(models):
     first = publish(models)
     publish(models)

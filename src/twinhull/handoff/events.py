@@ -18,7 +18,6 @@ from typing import Any, Self
 import msgspec
 import redis
 import redis.asyncio
-from redis.exceptions import RedisError
 
 from twinhull.broker import Keys
 from twinhull.errors import BrokerError
@@ -63,7 +62,7 @@ def append(
     try:
         reply: Any = client.execute_command("EVAL", *_append_arguments(keys, name, todo, bound))
         return int(reply[0])
-    except RedisError as error:
+    except stream.AWAY as error:
         raise stream.unreachable(error) from error
 
 
@@ -114,7 +113,7 @@ class Reader:
         arguments = (after.id, limit, round(self.settle_s * 1000), self._settled)
         try:
             look = stream.found(self.client.execute_command("EVAL", stream.READ, 2, *keys, *arguments))
-        except RedisError as error:
+        except stream.AWAY as error:
             self._seen.clear()
             raise stream.unreachable(error) from error
         self._observe(look.newest)
@@ -195,7 +194,7 @@ class Writer:
         asked = time.monotonic()
         try:
             about = await self.client.info("server")
-        except RedisError as error:
+        except stream.AWAY as error:
             raise stream.unreachable(error) from error
         if self._run and about["run_id"] != self._run:
             await self._repeat()
@@ -215,7 +214,7 @@ class Writer:
             reply: Any = await self.client.execute_command(
                 "EVAL", *_append_arguments(self.keys, self.name, todo, self.bound)
             )
-        except RedisError as error:
+        except stream.AWAY as error:
             raise stream.unreachable(error) from error
         todo.first = reply[1].decode()
         todo.acknowledged = time.monotonic()
@@ -246,9 +245,8 @@ def _prepared(bodies: Bodies, key: str | None) -> _Append:
     return _Append(uuid.uuid4().hex if key is None else key, remember_s, time.time(), packed, "", 0.0)
 
 
-def _append_arguments(
-    keys: Keys, name: str, todo: _Append, bound: int
-) -> list[Any]:  # Any: text, bytes, numbers
+# Any: text, bytes and numbers
+def _append_arguments(keys: Keys, name: str, todo: _Append, bound: int) -> list[Any]:
     names = (keys.events(name), keys.events_state(name), keys.events_once(name, todo.key))
     head = (bound, todo.remember_s, todo.first, todo.key, repr(todo.at))
     return [stream.APPEND, 3, *names, *head, *todo.bodies]

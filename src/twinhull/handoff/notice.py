@@ -7,9 +7,9 @@ every few seconds regardless, so a notice that is lost costs seconds, never a ve
 import logging
 
 import redis
-from redis.exceptions import RedisError
 
 from twinhull.broker import Keys
+from twinhull.handoff.stream import AWAY
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ def announce(client: redis.Redis, keys: Keys, model: str, version: int) -> bool:
     """Leave the hint that `version` is out; whether the broker took it. A broker away is only logged."""
     try:
         client.set(keys.notice(model), version)
-    except RedisError as error:
+    except AWAY as error:
         log.warning("notice not sent", extra={"model": model, "version": version, "reason": str(error)})
         return False
     return True
@@ -28,7 +28,7 @@ def newest_hint(client: redis.Redis, keys: Keys, model: str) -> int | None:
     """The announced number, or None when there is none or the broker is away."""
     try:
         return announced(client.get(keys.notice(model)))
-    except RedisError:
+    except AWAY:
         return None
 
 

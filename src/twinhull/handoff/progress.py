@@ -6,7 +6,6 @@ from typing import Any
 
 import redis
 import redis.asyncio
-from redis.exceptions import RedisError
 
 from twinhull.broker import Keys
 from twinhull.handoff import stream
@@ -29,7 +28,7 @@ def note_read(client: redis.Redis, keys: Keys, name: str, offset: Offset) -> Non
     fields: dict[Any, Any] = {"id": offset.id, "index": offset.index, "born": offset.born}  # Any: redis-py's
     try:
         client.hset(keys.events_read(name), mapping=fields)
-    except RedisError as error:
+    except stream.AWAY as error:
         log.warning("progress not shown", extra={"stream": name, "reason": str(error)})
 
 
@@ -37,7 +36,7 @@ def waiting(client: redis.Redis, keys: Keys, name: str) -> Waiting:
     """What waits for training. Raises BrokerError."""
     try:
         return _waiting(client.execute_command("EVAL", *_question(keys, name)))
-    except RedisError as error:
+    except stream.AWAY as error:
         raise stream.unreachable(error) from error
 
 
@@ -45,7 +44,7 @@ async def waiting_async(client: redis.asyncio.Redis, keys: Keys, name: str) -> W
     """The same for asyncio."""
     try:
         return _waiting(await client.execute_command("EVAL", *_question(keys, name)))
-    except RedisError as error:
+    except stream.AWAY as error:
         raise stream.unreachable(error) from error
 
 

@@ -119,17 +119,23 @@ class Registry:
         return read(data)
 
     def prune(self, model: str, keep: int) -> list[int]:
-        """Remove all but the newest `keep` versions (at least one); the numbers removed."""
+        """Remove all but the newest `keep` versions (at least one); the numbers removed.
+
+        Raises TwinhullError when the directory cannot be written; no version is ever torn.
+        """
         place = self._place(model)
         if not place.is_dir():
             return []
-        with _turn(place):
-            _tidy(place)
-            old = [version.number for version in self.versions(model)[: -max(1, keep)]]
-            for number in old:
-                gone = place / f"{_UNFINISHED}gone-{number}"
-                (place / str(number)).rename(gone)
-                shutil.rmtree(gone)
+        try:
+            with _turn(place):
+                _tidy(place)
+                old = [version.number for version in self.versions(model)[: -max(1, keep)]]
+                for number in old:
+                    gone = place / f"{_UNFINISHED}gone-{number}"
+                    (place / str(number)).rename(gone)
+                    shutil.rmtree(gone)
+        except OSError as error:
+            raise TwinhullError(f"old versions of model {model} cannot be removed: {error}.") from error
         return old
 
     def _place(self, model: str) -> Path:

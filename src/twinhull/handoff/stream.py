@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 from twinhull.errors import BrokerError, TwinhullError
 
 FORMAT = 1
+AWAY = (RedisError, OSError)  # what a client raises when the broker does not do its part
 SETTLE_S = 2.5  # a killed broker forgets up to 2 s of what it acknowledged (append-only file, everysec)
 
 # KEYS stream state once; ARGV bound, seconds to remember the key, known id, key, at, bodies...
@@ -155,6 +156,6 @@ def advance(after: Offset, look: Found) -> tuple[list[Event], Offset, int]:
     return events, offset, broken
 
 
-def unreachable(error: RedisError) -> BrokerError:
+def unreachable(error: Exception) -> BrokerError:
     """What the user reads when the broker did not do its part."""
     return BrokerError(f"the broker did not take or give events: {error}.")
