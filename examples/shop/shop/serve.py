@@ -90,7 +90,7 @@ def _best_sellers_now() -> Ints:
         return _counted() if path is None else _read(path, path.stat().st_mtime_ns)
     except FileNotFoundError:
         return _counted()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         log.warning("best sellers cannot be read, counted here instead", extra={"reason": str(error)})
         return _counted()
 
