@@ -1,5 +1,6 @@
 """A serving hull of real processes for the tests of this room, and the user's functions that it calls."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -84,7 +85,7 @@ def broken_default(**body):
     raise RuntimeError("no default today")
 
 def slow_default(**body):
-    time.sleep(1.0)
+    time.sleep(5.0)
 '''
 
 SYSTEM = """
@@ -93,30 +94,37 @@ name: test
 pools:
   web: {nodes: 1, cpus: 1}
   scorers: {nodes: 1, cpus: 1}
+  risky: {nodes: 1, cpus: 1}
 workloads:
   fit: {train: app:fit, pool: scorers}
+  draft: {train: app:fit, pool: scorers}
   features: {task: app:features, pool: web}
   rank: {task: app:rank, pool: scorers, model: fit, batch: 8 within 2 ms}
-  double: {task: app:double, pool: web}
-  triple: {task: app:triple, pool: web}
-  add: {task: app:add, pool: web}
+  rank_draft: {task: app:rank, pool: scorers, model: draft}
+  double: {task: app:double, pool: web, lane: event}
+  triple: {task: app:triple, pool: web, lane: event}
+  add: {task: app:add, pool: web, lane: event}
   slow: {task: app:slow, pool: web, lane: event}
-  once: {task: app:once, pool: web, lane: event}
-  poison: {task: app:poison, pool: web, lane: event}
+  hold: {task: app:slow, pool: risky, lane: event}
+  once: {task: app:once, pool: risky, lane: event}
+  poison: {task: app:poison, pool: risky, lane: event}
 endpoints:
   recommend: {path: [features, rank], deadline: 400 ms, fallback: [cache, app:best]}
-  plain: {path: [double], deadline: 400 ms, fallback: [cache]}
-  bare: {path: [double], deadline: 400 ms, fallback: []}
-  sum: {path: [[double, triple], add], deadline: 400 ms, fallback: []}
+  drafted: {path: [features, rank_draft], deadline: 900 ms, fallback: [app:best]}
+  bare: {path: [double], deadline: 900 ms, fallback: []}
+  sum: {path: [[double, triple], add], deadline: 900 ms, fallback: []}
   late: {path: [slow], deadline: 300 ms, fallback: [cache]}
+  held: {path: [hold], deadline: 15 s, fallback: []}
   patient: {path: [once], deadline: 15 s, fallback: []}
   deadly: {path: [poison], deadline: 15 s, fallback: []}
   ladder:
     path: [double]
-    deadline: 400 ms
+    deadline: 900 ms
     fallback: [app:broken_default, app:slow_default, cache, app:best]
 """
 
+WEIGHTS = [1.0, 10.0]
+STANDING = {"broker", "gateway", "worker-web-0", "worker-scorers-0"}
 TASKS = ["features", "rank", "double", "triple", "add", "slow", "once", "poison"]
 DEFAULTS = ["best", "broken_default", "slow_default"]
 
@@ -131,6 +139,8 @@ class Hull:
     env: dict[str, str]
     listener: socket.socket
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    version: int = 0  # the published version with WEIGHTS
+    said_before: dict[str, int] = field(default_factory=dict)
 
     @property
     def client(self) -> redis.Redis:
@@ -143,6 +153,13 @@ class Hull:
     def start_broker(self) -> None:
         self._start("broker", *broker.command(self.run.broker))
         broker.wait_ready(self.url)
+        until(self._answers)
+
+    def _answers(self) -> bool:
+        """Whether the broker has read its file and takes commands."""
+        with self.client as client, contextlib.suppress(redis.RedisError):
+            return bool(client.ping())
+        return False
 
     def start_gateway(self) -> None:
         fd = str(self.listener.fileno())
@@ -152,6 +169,27 @@ class Hull:
         name = f"worker-{pool}-{index}"
         self._start(name, *self._module("worker", "--pool", pool, "--index", str(index)))
         return name
+
+    def mend(self) -> None:
+        """Have everything stand again as tests expect it, whatever the last one did."""
+        for name in set(self.processes):
+            self.signal(name, signal.SIGCONT)
+            if name not in STANDING or self.processes[name].poll() is not None:
+                self.kill(name)
+        if "broker" not in self.processes:
+            self.start_broker()
+        if "gateway" not in self.processes:
+            self.start_gateway()
+        for pool in ("web", "scorers"):
+            if f"worker-{pool}-0" not in self.processes:
+                self.start_worker(pool)
+        newest = Registry(self.run.registry).newest("fit")
+        if newest is None or newest.number != self.version:
+            self.version = self.publish(WEIGHTS).number
+        for user in range(4):
+            until(lambda user=user: self.fresh("/recommend", {"user": user})["model_version"] == self.version)
+        self.fresh("/bare", {"number": 0})
+        self.said_before = {name: len(self._log(name)) for name in self.processes}
 
     def signal(self, name: str, number: signal.Signals) -> None:
         self.processes[name].send_signal(number)
@@ -187,20 +225,18 @@ class Hull:
         """The first fresh answer, asked for until there is one."""
         return until(lambda: found if (found := self.ask(path, body)[1]).get("source") == "fresh" else None)
 
-    def publish(self, weights: list[float], cycle: int) -> Version:
-        """Publish a version of the model `fit`, and tell of it."""
+    def publish(self, weights: list[float], model: str = "fit") -> Version:
+        """Publish a version of a model, and tell of it."""
         tensors = {"weights": np.array(weights, dtype="f4")}
-        version = Registry(self.run.registry).publish(
-            "fit", tensors, metrics={}, made_by={"train": "fit", "cycle": cycle}
-        )
+        version = Registry(self.run.registry).publish(model, tensors, metrics={}, made_by={})
         with self.client as client:
-            notice.announce(client, self.keys, "fit", version.number)
+            notice.announce(client, self.keys, model, version.number)
         return version
 
     def said(self, name: str, event: str) -> list[dict[str, Any]]:
-        """The log lines of a process that say `event`."""
-        lines = (self.run.logs / name).read_text().splitlines()
-        found = [json.loads(line) for line in lines if line.startswith("{")]
+        """The log lines of a process that say `event`, since the last mending."""
+        lines = self._log(name)[self.said_before.get(name, 0) :]
+        found = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
         return [line for line in found if line.get("event") == event]
 
     def close(self) -> None:
@@ -211,6 +247,9 @@ class Hull:
             process.wait()
         self.listener.close()
         broker.clear(self.run.broker)
+
+    def _log(self, name: str) -> list[str]:
+        return (self.run.logs / name).read_text().splitlines()
 
     def _start(self, name: str, *command: str, pass_fds: tuple[int, ...] = ()) -> None:
         with (self.run.logs / name).open("ab") as log:
@@ -268,21 +307,16 @@ def give_until() -> Callable[..., Any]:
     return until
 
 
+@pytest.fixture(scope="session")
+def only_hull(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hull]:
+    """Starting one takes seconds, so all tests of the room share it."""
+    made = make_hull(tmp_path_factory.mktemp("hull"))
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def hull(tmp_path: Path) -> Iterator[Hull]:
-    """A hull without workers, for one test."""
-    made = make_hull(tmp_path)
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def steady(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hull]:
-    """A hull with workers and a model, shared by tests that leave it as it is."""
-    made = make_hull(tmp_path_factory.mktemp("steady"))
-    made.publish([1.0, 10.0], cycle=1)
-    made.start_worker("web")
-    made.start_worker("scorers")
-    made.fresh("/recommend", {"user": 0})
-    yield made
-    made.close()
+def hull(only_hull: Hull) -> Hull:
+    """A hull of broker, gateway, two workers and a model, answering; a test may break what it likes."""
+    only_hull.mend()
+    return only_hull

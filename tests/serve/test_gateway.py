@@ -9,16 +9,16 @@ from twinhull.handoff.events import Reader
 pytestmark = [pytest.mark.live, pytest.mark.timeout(60)]
 
 
-def test_a_request_is_answered_freshly_through_all_stages(steady):
-    answer = steady.fresh("/recommend", {"user": 3, "shift": 0.5})
+def test_a_request_is_answered_freshly_through_all_stages(hull):
+    answer = hull.fresh("/recommend", {"user": 3, "shift": 0.5})
     assert answer["value"] == 8.0
-    assert answer["model_version"] == 1
+    assert answer["model_version"] == hull.version
     assert answer["age_s"] == 0.0
     assert answer["took_ms"] > 0
 
 
-def test_an_inner_list_of_stages_gives_the_next_task_all_outputs(steady):
-    assert steady.fresh("/sum", {"number": 4})["value"] == 20
+def test_an_inner_list_of_stages_gives_the_next_task_all_outputs(hull):
+    assert hull.fresh("/sum", {"number": 4})["value"] == 20
 
 
 @pytest.mark.parametrize(
@@ -40,32 +40,32 @@ def test_an_inner_list_of_stages_gives_the_next_task_all_outputs(steady):
         (b"\xff\xfe", "malformed"),
     ],
 )
-def test_a_body_that_the_first_task_cannot_take_is_refused(steady, body: bytes, said: str):
-    status, answer = steady.ask("/recommend", body)
+def test_a_body_that_the_first_task_cannot_take_is_refused(hull, body: bytes, said: str):
+    status, answer = hull.ask("/recommend", body)
     assert status == 400
     assert said in answer["error"]
 
 
-def test_a_body_that_is_too_large_is_refused(steady):
-    status, answer = steady.ask("/recommend", b" " * 2_000_000)
+def test_a_body_that_is_too_large_is_refused(hull):
+    status, answer = hull.ask("/recommend", b" " * 2_000_000)
     assert (status, answer["error"]) == (413, "the body is larger than 1000000 bytes.")
 
 
-def test_an_unknown_endpoint_is_refused_with_the_nearest_name(steady):
-    status, answer = steady.ask("/recomend", {})
+def test_an_unknown_endpoint_is_refused_with_the_nearest_name(hull):
+    status, answer = hull.ask("/recomend", {})
     assert (status, answer["error"]) == (404, "there is no /recomend. Did you mean /recommend?")
 
 
-def test_a_wrong_method_is_refused(steady):
-    status, answer = steady.ask("/recommend", {}, method="GET")
+def test_a_wrong_method_is_refused(hull):
+    status, answer = hull.ask("/recommend", {}, method="GET")
     assert (status, answer["error"]) == (405, "/recommend takes POST, not GET.")
 
 
-def test_a_row_that_fails_does_not_fail_its_neighbours(steady):
-    steady.fresh("/bare", {"number": 0})
+def test_a_row_that_fails_does_not_fail_its_neighbours(hull):
+    hull.fresh("/bare", {"number": 0})
 
     def ask(number: int) -> tuple[int, dict[str, Any]]:
-        return steady.ask("/bare", {"number": number})
+        return hull.ask("/bare", {"number": number})
 
     with ThreadPoolExecutor(20) as threads:
         answers = dict(zip(range(20), threads.map(ask, range(20)), strict=True))
@@ -74,29 +74,29 @@ def test_a_row_that_fails_does_not_fail_its_neighbours(steady):
     assert [answer["value"] for status, answer in answers.values()] == [2 * n for n in answers]
 
 
-def test_rungs_that_raise_or_are_too_slow_give_way_to_the_next(steady):
-    status, answer = steady.ask("/ladder", {"number": 13})
+def test_rungs_that_raise_or_are_too_slow_give_way_to_the_next(hull):
+    status, answer = hull.ask("/ladder", {"number": 13})
     assert (status, answer["value"], answer["source"]) == (200, ["best"], "default")
-    reasons = [line["reason"] for line in steady.said("gateway", "default failed")]
+    reasons = [line["reason"] for line in hull.said("gateway", "default failed")]
     assert reasons[0] == "RuntimeError: no default today"
     assert reasons[1].startswith("took longer than")
 
 
-def test_a_reply_that_comes_too_late_is_kept_for_the_next_request(steady, until: Callable[..., Any]):
+def test_a_reply_that_comes_too_late_is_kept_for_the_next_request(hull, until: Callable[..., Any]):
     body = {"number": 77, "wait_s": 0.6}
-    status, _ = steady.ask("/late", body)
+    status, _ = hull.ask("/late", body)
     assert status == 503
-    cached = until(lambda: answer if (answer := steady.ask("/late", body)[1]).get("source") else None)
+    cached = until(lambda: answer if (answer := hull.ask("/late", body)[1]).get("source") else None)
     assert (cached["value"], cached["source"]) == (77, "cached")
     assert cached["age_s"] >= 0.0
 
 
-def test_answers_become_events_and_so_do_posted_outcomes(steady, until: Callable[..., Any]):
-    steady.fresh("/recommend", {"user": 41})
+def test_answers_become_events_and_so_do_posted_outcomes(hull, until: Callable[..., Any]):
+    hull.fresh("/recommend", {"user": 41})
     outcome = {"user": 41, "bought": 7}
-    assert steady.ask("/events/recommend", outcome) == (202, {"accepted": 1})
-    with steady.client as client:
-        reader = Reader(client, steady.keys, "recommend", settle_s=0.0)
+    assert hull.ask("/events/recommend", outcome) == (202, {"accepted": 1})
+    with hull.client as client:
+        reader = Reader(client, hull.keys, "recommend", settle_s=0.0)
 
         def mine() -> list[Any]:
             bodies = [event.body for event in reader.read(limit=10_000)[0]]
@@ -105,7 +105,7 @@ def test_answers_become_events_and_so_do_posted_outcomes(steady, until: Callable
 
         answered = next(body for body in until(mine) if body != outcome)
     assert answered["value"] == 41.0
-    assert (answered["source"], answered["version"]) == ("fresh", 1)
+    assert (answered["source"], answered["version"]) == ("fresh", hull.version)
     assert answered["at"] > 0
 
 
@@ -119,8 +119,8 @@ def test_answers_become_events_and_so_do_posted_outcomes(steady, until: Callable
         (b"[]", 0),
     ],
 )
-def test_outcomes_are_posted_as_one_object_a_list_or_lines(steady, data: bytes, count: int):
-    assert steady.ask("/events/sales", data) == (202, {"accepted": count})
+def test_outcomes_are_posted_as_one_object_a_list_or_lines(hull, data: bytes, count: int):
+    assert hull.ask("/events/sales", data) == (202, {"accepted": count})
 
 
 @pytest.mark.parametrize(
@@ -136,29 +136,29 @@ def test_outcomes_are_posted_as_one_object_a_list_or_lines(steady, data: bytes, 
         b'{"a": 36893488147419103232}',
     ],
 )
-def test_what_is_no_event_is_refused(steady, data: bytes):
-    assert steady.ask("/events/sales", data)[0] == 400
+def test_what_is_no_event_is_refused(hull, data: bytes):
+    assert hull.ask("/events/sales", data)[0] == 400
 
 
-def test_a_post_with_the_same_key_is_appended_once(steady):
+def test_a_post_with_the_same_key_is_appended_once(hull):
     headers = {"Idempotency-Key": "order-1"}
     for _ in range(2):
-        assert steady.ask("/events/once", {"a": 1}, headers=headers)[0] == 202
-    with steady.client as client:
-        assert client.xlen(steady.keys.events("once")) == 1
+        assert hull.ask("/events/once", {"a": 1}, headers=headers)[0] == 202
+    with hull.client as client:
+        assert client.xlen(hull.keys.events("once")) == 1
 
 
-def test_health_tells_of_the_broker_and_the_models(steady, until: Callable[..., Any]):
-    steady.fresh("/recommend", {"user": 1})
-    status, health = steady.ask("/health", b"", method="GET")
+def test_health_tells_of_the_broker_and_the_models(hull, until: Callable[..., Any]):
+    hull.fresh("/recommend", {"user": 1})
+    status, health = hull.ask("/health", b"", method="GET")
     assert (status, health["status"], health["broker"]) == (200, "ok", "up")
-    assert health["models"] == {"fit": 1}
-    assert set(health["queues"]) == {"web", "scorers"}
+    assert health["models"] == {"fit": hull.version}
+    assert set(health["queues"]) == {"web", "scorers", "risky"}
 
 
-def test_metrics_count_answers_by_source(steady):
-    steady.fresh("/recommend", {"user": 1})
-    status, metrics = steady.ask("/metrics", b"", method="GET")
+def test_metrics_count_answers_by_source(hull):
+    hull.fresh("/recommend", {"user": 1})
+    status, metrics = hull.ask("/metrics", b"", method="GET")
     assert status == 200
     assert 'twinhull_answers_total{endpoint="recommend",source="fresh"}' in metrics["text"]
     assert 'twinhull_breaker_open{lane="event",outputs="0",task="features"} 0.0' in metrics["text"]

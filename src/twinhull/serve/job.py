@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 DEAD_LETTERS_KEPT = 10_000
 REPLY_KEPT_S = 60  # a gateway that has gone leaves its list behind no longer than this
+TELL_EVERY_S = 1.0
+HURRY_S = 0.3
 KNOWN_S = 24 * 3600  # of a job that nobody waits for
 KNOWN_AFTER_S = 60  # the deadline, of a job that somebody waited for
 
@@ -57,6 +59,7 @@ class Runner:
         self._deliveries = deliveries
         self._tasks = tasks
         self.ends_itself = False
+        self._expired, self._told_at = 0, 0.0
         self._functions: dict[str, Function] = {}
         self._slots: dict[tuple[str, type], Slot] = {}
 
@@ -64,9 +67,13 @@ class Runner:
     def _client(self) -> redis.Redis:
         return broker.connect(self._url, timeout_s=5.0)
 
-    @cached_property
-    def _ledger(self) -> Ledger:
-        return Ledger(self._client, self._keys, self._deliveries)
+    def ledger(self, client: redis.Redis) -> Ledger:
+        """Who runs which job of this pool."""
+        return Ledger(client, self._keys, self._deliveries)
+
+    def hurried(self) -> redis.Redis:
+        """A client for a process that must leave."""
+        return broker.connect(self._url, timeout_s=HURRY_S)
 
     def load(self) -> None:
         """Import the functions before the first job needs them; jobs of one that fails will fail later."""
@@ -84,11 +91,11 @@ class Runner:
         job = str(call.request.id)
         batch = wire.decode_batch(packed) if packed is not None else None
         if batch is not None and policy.is_expired(time.time(), batch.deadline):
-            log.info("job expired", extra={"task": name, "rows": len(batch.rows)})
+            self.expire(name)
             return
         redelivered = bool((call.request.delivery_info or {}).get("redelivered"))
         try:
-            state = self._ledger.begin(job, redelivered=redelivered, kept_s=_kept_s(batch))
+            state = self.ledger(self._client).begin(job, redelivered=redelivered, kept_s=_kept_s(batch))
         except redis.RedisError as error:  # not the job's failure: it comes again when the broker does
             raise Reject(str(error), requeue=True) from error
         if state == "lost too often":
@@ -107,11 +114,12 @@ class Runner:
                 else:
                     self._answer(name, batch)
         except (Exception, SystemExit) as error:  # of the user's code: logged, retried or raised again
-            self._ledger.end(job, done=False)
+            self.ledger(self._client).end(job, done=False)
             self._fail(call, name, batch, error)
         else:
-            self._ledger.end(job, done=True, kept_s=_kept_s(batch))
-            log.info("job done", extra={"task": name, "took_s": round(time.monotonic() - started, 4)})
+            self.ledger(self._client).end(job, done=True, kept_s=_kept_s(batch))
+            level = logging.INFO if batch is None else logging.DEBUG  # batches come by the dozen a second
+            log.log(level, "job done", extra={"task": name, "took_s": round(time.monotonic() - started, 4)})
 
     @contextmanager
     def _time_limit(self, name: str) -> Iterator[None]:
@@ -193,9 +201,12 @@ class Runner:
         slot.look()
         return slot.current
 
-    def free(self, job: str) -> None:
-        """Note that a job given back to its queue is no longer run, and that this was not its fault."""
-        self._ledger.end(job, done=False, patience_s=0.0)
+    def expire(self, name: str) -> None:
+        """Count a job that nobody waits for any longer, and tell at most once a second."""
+        self._expired += 1
+        if time.monotonic() - self._told_at >= TELL_EVERY_S:
+            log.info("jobs expired", extra={"task": name, "jobs": self._expired})
+            self._told_at, self._expired = time.monotonic(), 0
 
     def bury(self, job: str, name: str, packed: bytes | None, reason: str) -> None:
         """Add a job that is given up to the dead letters, with the reason."""

@@ -18,6 +18,7 @@ from celery.apps.worker import Worker
 from celery.concurrency.prefork import TaskPool
 from celery.exceptions import WorkerLostError
 from celery.worker import state
+from redis.exceptions import RedisError
 
 from twinhull import processes
 from twinhull.broker import Keys
@@ -29,6 +30,7 @@ from twinhull.system.model import System, Task
 log = logging.getLogger(__name__)
 
 DRAIN_S = 2.0  # running jobs may end within this after SIGTERM; what is left goes back to the queue
+LEAVE_S = 3.0  # the whole way out; the supervisor's patience ends later
 LOOK_EVERY_S = 0.5  # for a lost process; Celery's own pool looks every 5 s
 
 
@@ -68,7 +70,7 @@ def register(app: Celery, system: System, url: str, registry: Registry, pool: st
         app.task(name=name, bind=True, **_options(task, deliveries))(_body(runner, name))
     signals.task_failure.connect(partial(_bury, app, runner), weak=False)
     signals.task_retry.connect(partial(_lost, app), weak=False)
-    signals.task_revoked.connect(partial(_expired, app), weak=False)
+    signals.task_revoked.connect(partial(_expired, app, runner), weak=False)
     signals.worker_process_init.connect(partial(_child, runner), weak=False)
     return runner
 
@@ -118,10 +120,10 @@ def _lost(app: Celery, sender: celery.Task, reason: object, **_: object) -> None
         log.warning("job retried", extra={"task": sender.name, "reason": str(error)})
 
 
-def _expired(app: Celery, sender: celery.Task, expired: bool, **_: object) -> None:
+def _expired(app: Celery, runner: Runner, sender: celery.Task, expired: bool, **_: object) -> None:
     """Celery has dropped a job that waited too long."""
-    if sender.app is app and expired:
-        log.info("job expired", extra={"task": sender.name})
+    if sender.app is app and expired and sender.name is not None:
+        runner.expire(sender.name)
 
 
 def _child(runner: Runner, **_: object) -> None:
@@ -160,15 +162,30 @@ class JobWorker(Worker):
 
     def _leave_in_time(self) -> None:
         """Give back what still runs after the drain time, and leave; who is done has left before."""
-        time.sleep(DRAIN_S)
-        running = [request for request in tuple(state.active_requests) if not request.acknowledged]
+        asked_at = time.monotonic()
+        while state.reserved_requests and time.monotonic() < asked_at + DRAIN_S:
+            time.sleep(0.05)
+        running = [request for request in tuple(state.reserved_requests) if not request.acknowledged]
+        if not running:
+            time.sleep(
+                asked_at + LEAVE_S - time.monotonic()
+            )  # Celery's own way out, unless its broker is away
+        try:
+            self._give_back(running)
+        except RedisError as error:  # they come back with this worker
+            log.warning("jobs not given back", extra={"jobs": len(running), "reason": str(error)})
+        finally:
+            logging.shutdown()
+            os._exit(0)
+
+    def _give_back(self, running: list[Any]) -> None:  # Any: Celery's requests are not typed
         for request in running:
             if request.worker_pid not in (None, os.getpid()):
                 os.kill(request.worker_pid, signal.SIGKILL)
-        for request in running:
-            self.runner.free(request.id)
-            message = request.message
-            message.channel.qos.restore_by_tag(message.delivery_tag, leftmost=True)
-        log.warning("jobs given back", extra={"jobs": len(running)})
-        logging.shutdown()
-        os._exit(0)
+        with self.runner.hurried() as client:
+            for request in running:
+                self.runner.ledger(client).end(request.id, done=False, patience_s=0.0)
+                message = request.message
+                message.channel.qos.restore_by_tag(message.delivery_tag, client, leftmost=True)
+        if running:
+            log.warning("jobs given back", extra={"jobs": len(running)})
