@@ -131,7 +131,7 @@ def model_class(run: str, parameters: list[inspect.Parameter]) -> type | None:
     model = next((p for p in parameters if p.name == "model"), None)
     if model is None:
         return None
-    if not isinstance(model.annotation, type):
+    if not isinstance(model.annotation, type) or model.annotation is model.empty:
         raise UserCodeError(
             f"{run}: the class of its parameter model is not known ({_text(model.annotation)}).",
             hint="Annotate it with the model's class, imported at run time: `*, model: TwoTower`.",

@@ -126,13 +126,8 @@ class Lane:
         if reply.model_version is not None:
             self.tally.last_version = reply.model_version
         for index, row in enumerate(flight.rows):
-            reason = reply.errors.get(index, "")
-            answered = not reason and index < len(reply.rows)
-            row.heard(
-                reply.rows[index] if answered else None,
-                reason or "no answer for this row",
-                reply.model_version,
-            )
+            reason = reply.errors.get(index, "" if index < len(reply.rows) else "no answer for this row")
+            row.heard(None if reason else reply.rows[index], reason, reply.model_version)
         return True
 
     def heard_together(self, rows: int, since: float) -> None:
