@@ -48,30 +48,51 @@ def test_json_has_the_whole_system_with_its_origins(capsys: pytest.CaptureFixtur
 def test_what_up_would_lack_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "x.yaml").write_text("name: x\nworkloads: {a: {task: m:a}}\nendpoints: {e: {path: [a]}}")
     assert check(tmp_path / "x.yaml") == 0
-    assert "; up needs workloads.a.pool: where it runs; name a pool (and 1 more)" in capsys.readouterr().out
+    assert "; up needs the pool that a runs in (and 1 more)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("text", "lacks"),
     [
-        ("name: x", ["workloads"]),
+        ("name: x", ["a workload, for example rank: {task: app:rank, pool: web}"]),
         ("name: x\npools: {p: {}}\nworkloads: {a: {task: m:a, pool: p}}", []),
-        ("name: x\npools: {p: {}}\nworkloads: {a: {train: m:a}}", ["workloads.a.pool"]),
-        ("name: x\ncomponents: {a: {kind: task}}", ["components.a.run", "workloads.a.pool"]),
+        ("name: x\npools: {p: {}}\nworkloads: {a: {train: m:a}}", ["the pool that a runs in"]),
+        (
+            "name: x\ncomponents: {a: {kind: task}}",
+            ["the function of a, as module:function", "the pool that a runs in"],
+        ),
         (
             "name: x\npools: {p: {}}\nworkloads: {a: {task: m:a, pool: p}}\n"
             "endpoints: {e: {deadline: never}}",
-            ["endpoints.e.path", "endpoints.e.deadline"],
+            ["the path of endpoint e", "a deadline, for example 200 ms, of endpoint e"],
         ),
         (
             "name: x\npools: {p: {}}\nworkloads: {a: {task: m:a, pool: p}}\n"
             "components: {s: {kind: service}}\nendpoints: {e: {deadline: 1 s, path: [s], fallback: [s]}}",
-            ["endpoints.e.path", "endpoints.e.fallback"],
+            [
+                "a task instead of the service s in the path of endpoint e",
+                "cache or module:function instead of s in the fallback of endpoint e",
+            ],
         ),
     ],
 )
 def test_up_needs_a_function_a_pool_a_path_and_a_deadline(text: str, lacks: list[str]):
-    assert [problem.split(":")[0] for problem in missing(load_text(text, Path("x.yaml")).system)] == lacks
+    assert missing(load_text(text, Path("x.yaml")).system) == lacks
+
+
+def test_a_task_may_run_in_the_pool_of_its_host():
+    parts = "w: {kind: worker, pool: p}, t: {kind: task, host: w, run: m:t}"
+    text = f"name: x\npools: {{p: {{}}}}\ncomponents: {{{parts}}}"
+    assert missing(load_text(text, Path("x.yaml")).system) == []
+
+
+def test_a_name_that_the_terminal_cannot_show_is_escaped(tmp_path: Path):
+    (tmp_path / "x.yaml").write_text("name: 売店", encoding="utf-8")
+    code = "import sys, twinhull.system.check as c; from pathlib import Path; c.check(Path(sys.argv[1]))"
+    environment = {"PYTHONIOENCODING": "ascii", "PATH": ""}
+    command = [sys.executable, "-c", code, tmp_path / "x.yaml"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert '"\\u58f2\\u5e97" is not a name' in done.stdout
 
 
 def test_checking_imports_no_engine():

@@ -6,6 +6,7 @@ from twinhull.system.load import Described, load_text
 from twinhull.system.model import Link, Pool, Process, State, System, Task, Train
 from twinhull.system.problems import SystemFileError
 from twinhull.system.quantities import Batch, Gpus, Range, Retries, Span, Time
+from twinhull.system.write import dump
 
 HERE = Path("shop.yaml")
 
@@ -89,6 +90,45 @@ def test_a_file_without_workloads_stays_as_it_is():
     described = load_text("name: x\ncomponents: {api: {kind: service}}\nendpoints: {e: {path: [api]}}", HERE)
     assert list(described.system.components) == ["api"]
     assert described.system.links == ()
+
+
+def test_a_task_among_the_components_brings_nothing_along():
+    text = "name: x\npools: {p: {}}\nworkloads: {f: {train: m:f, pool: p}}\n"
+    text += "components: {t: {kind: task, pool: p}, p-queue: {kind: service}}\nendpoints: {e: {path: [t]}}"
+    system = load_text(text, HERE).system
+    assert "p-worker" not in system.components
+    assert system.components["p-queue"].kind == "service"
+    assert [link for link in system.links if link.kind == "publish"] == []
+
+
+def test_what_is_known_to_come_along_does_come_along():
+    text = "name: x\npools: {p: {}}\nworkloads: {t: {task: m:t, model: f}}\n"
+    text += "components: {f: {kind: train}}\nlinks: [{from: t, to: registry}]"
+    assert "registry" in load_text(text, HERE).system.components
+
+
+def test_the_name_of_a_pool_leaves_room_for_what_is_named_after_it():
+    for name, fine in [("p" * 50, True), ("p" * 51, False)]:
+        text = f"name: x\npools: {{{name}: {{}}}}\nworkloads: {{t: {{task: m:t, pool: {name}}}}}"
+        if fine:
+            assert load_text(dump(load_text(text, HERE).system), HERE)
+        else:
+            with pytest.raises(SystemFileError, match="use at most 50 characters"):
+                load_text(text, HERE)
+
+
+def test_the_largest_file_with_workloads_can_be_written_and_read_back():
+    tasks = "".join(f"  t{i}: {{task: a:b, pool: p{i}}}\n" for i in range(900))
+    pools = "".join(f"  p{i}: {{}}\n" for i in range(900))
+    ends = "".join(f"  e{i}: {{path: [t{i}]}}\n" for i in range(400))
+    system = load_text(f"name: x\npools:\n{pools}workloads:\n{tasks}endpoints:\n{ends}", HERE).system
+    assert load_text(dump(system), HERE).system == system
+
+
+def test_a_file_with_more_workloads_is_refused():
+    tasks = "".join(f"  t{i}: {{task: a:b, lane: job}}\n" for i in range(2000))
+    with pytest.raises(SystemFileError, match="has more than 5000 values"):
+        load_text(f"name: x\nworkloads:\n{tasks}", HERE)
 
 
 def test_python_builds_the_same_system_with_the_same_texts():

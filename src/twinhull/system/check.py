@@ -1,6 +1,7 @@
 """Is a system file well said, and what does it say? For `twinhull check`."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,10 +19,16 @@ def check(path: Path, fmt: Literal["text", "json"] = "text") -> int:
     try:
         described = load(path)
     except SystemFileError as error:
-        print(json.dumps(_refusal(path, error)) if fmt == "json" else error)
+        _print(json.dumps(_refusal(path, error)) if fmt == "json" else str(error))
         return 2
-    print(json.dumps(_report(path, described)) if fmt == "json" else f"{path}: {summary(described.system)}")
+    _print(json.dumps(_report(path, described)) if fmt == "json" else f"{path}: {summary(described.system)}")
     return 0
+
+
+def _print(text: str) -> None:
+    """Print on any terminal: what its encoding lacks is escaped, for the file may quote any script."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def summary(system: System) -> str:

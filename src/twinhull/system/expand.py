@@ -3,7 +3,7 @@
 A second, generated draft, over which the file is laid field by field; what the file says wins.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -51,13 +51,14 @@ class Draft:
         self.links.setdefault(link, cause)
 
 
-def expand(said: System) -> tuple[System, dict[str, str]]:
-    """The system of a file with workloads, with everything filled in that comes with them.
+def expand(said: System, workloads: Collection[str]) -> tuple[System, dict[str, str]]:
+    """The system of a file with everything filled in that comes with these of its components.
 
     Beside it, for each generated component and link, by its path, the path of what needs it.
     """
     draft = Draft()
-    for name, part in said.components.items():
+    for name in workloads:
+        part = said.components[name]
         if isinstance(part, Task):
             _task(draft, said, name, part)
         elif isinstance(part, Train):
@@ -97,6 +98,8 @@ def _shared(draft: Draft, said: System, cause: str) -> None:
 def _task(draft: Draft, said: System, name: str, task: Task) -> None:
     cause = f"components.{name}"
     _shared(draft, said, cause)
+    if task.model is not None:
+        draft.add(names.REGISTRY, "registry", cause, keep=3)
     pool = said.pools.get(task.pool or "")
     if task.pool is None or pool is None:
         draft.add(name, "task", cause, ack="late", redelivered=True)
@@ -126,7 +129,6 @@ def _task(draft: Draft, said: System, name: str, task: Task) -> None:
     draft.link(worker, queue, "consume", cause)
     draft.add(name, "task", cause, host=worker, ack="late", redelivered=True)
     if task.model is not None:
-        draft.add(names.REGISTRY, "registry", cause, keep=3)
         draft.link(worker, names.REGISTRY, "read", cause, when="start")
 
 
@@ -162,11 +164,11 @@ def _endpoint(draft: Draft, said: System, name: str, endpoint: Endpoint) -> Endp
     client, deadline = endpoint.client or names.CLIENTS, endpoint.deadline
     draft.link(client, names.GATEWAY, "call", cause, timeout=deadline)
     for member in tasks_of(endpoint):
-        task = said.components.get(member)
-        if isinstance(task, Task) and task.pool is not None:
+        pool = said.components[member].pool or ""
+        if names.queue_of(pool) in draft.kinds and member in draft.fields:
             draft.link(
                 names.GATEWAY,
-                names.queue_of(task.pool),
+                names.queue_of(pool),
                 "publish",
                 cause,
                 task=member,

@@ -10,10 +10,13 @@ from twinhull.system.expand import expand
 from twinhull.system.face import Complaint, Face, read_face
 from twinhull.system.model import System
 from twinhull.system.origins import Origin, origins_of
-from twinhull.system.places import Document, compose, read, spelled
+from twinhull.system.places import MOST_VALUES, Document, compose, read, spelled
 from twinhull.system.problems import Problem, SystemFileError
 from twinhull.system.references import check_references
 from twinhull.system.words import MOST_TOLD, complaints_of
+
+# With what comes with its workloads a file grows up to tenfold, and must still be one that can be read back.
+MOST_SAID = MOST_VALUES // 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,9 @@ def load_text(text: str, source: Path) -> Described:
     """The system of a text that stands in `source`, or would. Raises SystemFileError as `load` does."""
     document = compose(text, str(source))
     face = read_face(document)
+    if face.friendly and len(document.values) > MOST_SAID:
+        message = f"has more than {MOST_SAID} values; describe it as several systems"
+        raise SystemFileError([_problem(Complaint((), message), document)])
     if face.too_new:
         raise SystemFileError([_problem(complaint, document) for complaint in face.complaints])
     said, mistakes = _validated(face)
@@ -56,7 +62,7 @@ def load_text(text: str, source: Path) -> Described:
     problems = [*document.problems, *(_problem(complaint, document) for complaint in complaints)]
     if problems or said is None:
         raise SystemFileError(problems)
-    system, causes = expand(said) if face.friendly else (said, {})
+    system, causes = expand(said, face.roles) if face.friendly else (said, {})
     return Described(system, origins_of(system, said, causes, face, document), source)
 
 

@@ -5,7 +5,9 @@ import re
 from twinhull.units import quoted
 
 # Names become file names, keys and parts of an address, so they are kept to what is safe in all of them.
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+MOST_LETTERS = 63
+MOST_LETTERS_OF_POOL = 50  # its name becomes the beginning of others
 _WORD = r"[^\W\d]\w*"
 _ENTRY = re.compile(rf"{_WORD}(?:\.{_WORD})*:{_WORD}")
 
@@ -24,14 +26,14 @@ def worker_of(pool: str) -> str:
     return f"{pool}-worker"
 
 
-def name_problem(name: str) -> str:
+def name_problem(name: str, most: int = MOST_LETTERS) -> str:
     """Why this cannot be a name; empty when it can."""
-    if _NAME.fullmatch(name):
-        return ""
     if not name:
         return "a name is missing here"
-    if len(name) > 63:
-        return f"{quoted(name)} is too long for a name; use at most 63 characters"
+    if len(name) > most:
+        return f"{quoted(name)} is too long for a name; use at most {most} characters"
+    if _NAME.fullmatch(name):
+        return ""
     return f"{quoted(name)} is not a name; use letters a-z, digits, - and _, and start with a letter or digit"
 
 

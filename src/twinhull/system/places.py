@@ -16,8 +16,8 @@ from twinhull.units import quoted
 
 # libyaml is eight times faster; without it the same events come from pure Python.
 LOADER: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-MOST_BYTES = 1_000_000
-MOST_VALUES = 20_000
+MOST_BYTES = 2_000_000
+MOST_VALUES = 50_000
 MOST_DEPTH = 20
 MOST_DIGITS = 30
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")

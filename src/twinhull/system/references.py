@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from twinhull.system.face import Complaint, Face, mapping
-from twinhull.system.names import RESERVED_ENDPOINTS, is_entry, name_problem
+from twinhull.system.names import (
+    MOST_LETTERS,
+    MOST_LETTERS_OF_POOL,
+    RESERVED_ENDPOINTS,
+    is_entry,
+    name_problem,
+)
 from twinhull.system.places import Data, Path_
 from twinhull.system.quantities import Batch
 from twinhull.units import RATE, SECONDS, closest, quoted
@@ -62,8 +68,9 @@ def _names(face: Face) -> Iterator[Complaint]:
     for section in ("pools", "components", "endpoints"):
         for key in mapping(face.said.get(section)):
             path = (section, key)
-            if name_problem(key):
-                yield Complaint(path, name_problem(key), at_key=True)
+            problem = name_problem(key, MOST_LETTERS_OF_POOL if section == "pools" else MOST_LETTERS)
+            if problem:
+                yield Complaint(path, problem, at_key=True)
             if section == "endpoints" and key in RESERVED_ENDPOINTS:
                 yield Complaint(
                     path, f"/{key} is answered by the gateway itself; choose another name", at_key=True
