@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -229,11 +230,16 @@ def test_our_server_listens_on_no_port(tmp_path):
 @pytest.mark.live
 def test_a_server_killed_in_a_write_starts_again_with_what_it_had(tmp_path):
     with running(tmp_path), broker.connect(broker.address(tmp_path)) as client:
-        client.set("a", 1)
-    with next((tmp_path / "appendonlydir").glob("*.incr.aof")).open("ab") as log:
-        log.write(b"*3\r\n$3\r\nSET\r\n$1\r\nb\r\n$100\r\nhal")
+        client.set("a", "first")
+        log = next((tmp_path / "appendonlydir").glob("*.incr.aof"))
+        end = time.monotonic() + 10
+        while b"first" not in log.read_bytes():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    with log.open("ab") as file:
+        file.write(b"*3\r\n$3\r\nSET\r\n$1\r\nb\r\n$100\r\nhal")
     with running(tmp_path), broker.connect(broker.address(tmp_path)) as client:
-        assert client.mget("a", "b") == [b"1", None]
+        assert client.mget("a", "b") == [b"first", None]
 
 
 @pytest.mark.live

@@ -34,6 +34,10 @@ class Server:
         """Remember how long the append-only file is now, for `lose_power`."""
         self._sizes.append((time.monotonic(), self._log.stat().st_size))
 
+    def logged(self, text: bytes) -> bool:
+        """Whether the append-only file holds this already; with everysec it may lag what was acknowledged."""
+        return text in self._log.read_bytes()
+
     def lose_power(self, seconds: float) -> int:
         """Kill the broker and cut off what it wrote to its file in the last seconds; the bytes cut off."""
         since = time.monotonic() - seconds

@@ -175,8 +175,10 @@ def test_a_writer_repeats_what_a_broker_that_lost_power_has_forgotten(server):
             Writer(client, server.keys, "sales", settle_s=1) as writer,
         ):
             await writer.append(["kept"])
+            await until_async(lambda: server.logged(b"kept"))
             server.note_size()
             await writer.append(["forgotten", "too"])
+            await until_async(lambda: server.logged(b"too"))
             assert server.lose_power(seconds=60) > 0
             server.start()
             await until_async(lambda: writer.repeated == 2)
@@ -196,6 +198,8 @@ def test_a_writer_does_not_repeat_what_survived_though_its_key_is_long_expired(s
         ):
             await writer.append([1, 2], key="k")
             client.delete(server.keys.events_once("sales", "k"))
+            client.set("mark", "all of this")
+            await until_async(lambda: server.logged(b"all of this"))
             server.kill()
             server.start()
             await until_async(lambda: writer.unsettled == 0)
