@@ -214,6 +214,23 @@ def test_a_short_training_beats_best_sellers_on_the_synthetic_shop() -> None:
     assert figures["real_sales"] == 0.0
 
 
+def test_a_version_for_other_sales_is_refused_with_the_way_out() -> None:
+    with pytest.raises(
+        sales.SalesError, match=r"knows 30 items and these sales have 20\. Put the old sales back"
+    ):
+        fit.later_night(Run.alone(), sold((1, 7, 3)), TwoTower(30, 4))
+
+
+def test_without_purchases_a_later_night_publishes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    run = Run.alone(directory=tmp_path)
+    fit.later_night(run, sold((1, 7, 3)), TwoTower(20, 4))
+    assert "no purchases since, nothing to publish" in caplog.text
+    assert run.latest(TwoTower) is None
+
+
 def test_the_same_sales_and_seed_give_the_same_figures() -> None:
     first, second = (fit.first_night(Run.alone(seed=3), small(), epochs=1) for _ in range(2))
     assert first == second

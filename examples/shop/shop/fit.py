@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 def fit(run: Run) -> None:
     """Train and publish one version."""
     known = sales.find()
-    newest = run.latest(TwoTower) if run.cycle else None
+    newest = run.latest(TwoTower) if run.cycle > 1 else None
     if newest is None:
         first_night(run, known)
     else:
@@ -63,6 +63,11 @@ def later_night(run: Run, known: Sales, newest: TwoTower) -> None:
     The new version is measured on what was bought after the last purchase it learned from, beside the version
     it began as, on the same.
     """
+    if len(newest.item) != known.num_items:
+        raise sales.SalesError(
+            f"the newest version knows {len(newest.item)} items and these sales have {known.num_items}.",
+            hint="Put the old sales back, or begin again in a new run directory.",
+        )
     before = _ranker(newest)
     model = run.wrap(newest)
     optimizer = run.wrap(torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0))
@@ -76,7 +81,8 @@ def later_night(run: Run, known: Sales, newest: TwoTower) -> None:
         learned.note(minute)
         run.report(loss=loss)
     if learned.minute < 0:
-        log.info("no purchases since, nothing to publish", extra={"cycle": run.cycle})
+        if run.rank == 0:
+            log.info("no purchases since, nothing to publish", extra={"cycle": run.cycle})
         return
     metrics: dict[str, float] = {}
     if run.rank == 0:

@@ -2,7 +2,7 @@
 
 A sale is one line of an invoice: when, who, what, how many. Looked for in this order: the file named by
 `--data` or TWINHULL_SHOP_DATA; those downloaded earlier; a download from the UCI Machine Learning Repository;
-a synthetic shop of the same shape. `Sales.source` always says which one it is.
+a synthetic shop of the same shape. `Sales.source` always says which one it is; so does `python -m shop`.
 """
 
 import fcntl

@@ -7,7 +7,7 @@
 import json
 import logging
 import os
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +16,14 @@ from shop import sales
 from shop.evaluate import WEEK, first_new
 from shop.history import Histories, most_sold
 from shop.ranker import Ranker
-from shop.sales import SPLIT, Ints, Sales
+from shop.sales import SPLIT, Ints
 
 log = logging.getLogger(__name__)
+
+# Read when a process begins: the first customer must not wait for it.
+SALES = sales.find()
+HISTORIES = Histories(SALES, SPLIT)
+BEST_SELLERS = most_sold(SALES, SPLIT - WEEK, SPLIT)
 
 
 def features(user: int, recent: list[int] | None = None) -> list[int]:
@@ -41,7 +46,7 @@ def best_sellers(user: int, recent: list[int] | None = None) -> list[int]:
 
 def rebuild_best_sellers() -> int:
     """Count the best sellers anew and put them where `best_sellers` finds them; gives how many."""
-    order = _count_best_sellers(sales.find()).tolist()
+    order = most_sold(sales.find(), SPLIT - WEEK, SPLIT).tolist()
     path = _file()
     if path is None:
         log.warning("best sellers not kept, this is no run")
@@ -56,43 +61,24 @@ def rebuild_best_sellers() -> int:
 
 def bought(user: int, recent: list[int] | None) -> Ints:
     """What a customer has bought, as `features` describes it."""
-    before = _histories().of(user)
+    before = HISTORIES.of(user)
     if not recent:
         return before
-    num_items = _sales().num_items
+    num_items = SALES.num_items
     known = list(dict.fromkeys(item for item in reversed(recent) if 0 <= item < num_items))[::-1]
     return np.concatenate([before[~np.isin(before, known)], np.array(known, np.int32)])
 
 
-@cache
-def _sales() -> Sales:
-    return sales.find()
-
-
-@cache
-def _histories() -> Histories:
-    return Histories(_sales(), SPLIT)
-
-
-def _count_best_sellers(known: Sales) -> Ints:
-    return most_sold(known, SPLIT - WEEK, SPLIT)
-
-
-@cache
-def _counted() -> Ints:
-    return _count_best_sellers(_sales())
-
-
 def _best_sellers_now() -> Ints:
-    """What the nightly job has left, or counted here if it has not run yet."""
+    """What the nightly job has left, or what was counted here at the start."""
     path = _file()
     try:
-        return _counted() if path is None else _read(path, path.stat().st_mtime_ns)
+        return BEST_SELLERS if path is None else _read(path, path.stat().st_mtime_ns)
     except FileNotFoundError:
-        return _counted()
+        return BEST_SELLERS
     except (OSError, ValueError, TypeError) as error:
         log.warning("best sellers cannot be read, counted here instead", extra={"reason": str(error)})
-        return _counted()
+        return BEST_SELLERS
 
 
 @lru_cache(maxsize=1)

@@ -22,7 +22,7 @@ FINGERPRINT = "ec95a2fb63ddf93405a569154a3de2ab79790d7e98b9e5ab86ef75a63e3b8206"
 
 CONNECT_S = 4.0  # without a network this is all that it costs
 STALL_S = 4.0  # give up when nothing at all came for so long
-LONGEST_S = 300.0
+LONGEST_S = 60.0
 LARGEST_BYTES = 200_000_000  # the file has 23 MB
 PIECE_BYTES = 1 << 16
 
