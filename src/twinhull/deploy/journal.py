@@ -39,10 +39,10 @@ class Keeper:
             file = self._files.get(name) or self._open(name)
             file.write(line + b"\n")
             if file.tell() > _LOG_LIMIT:
+                del self._files[name]
                 file.close()
                 path = self.directory.logs / f"{name}.log"
-                path.replace(path.with_suffix(".log.1"))
-                del self._files[name]
+                path.replace(path.with_name(f"{name}.log.1"))
         except OSError:
             self.lost += 1
 
