@@ -30,7 +30,7 @@ from twinhull.system.model import System, Task
 log = logging.getLogger(__name__)
 
 DRAIN_S = 2.0  # running jobs may end within this after SIGTERM; what is left goes back to the queue
-LEAVE_S = 3.0  # the whole way out; the supervisor's patience ends later
+LEAVE_S = 1.0
 LOOK_EVERY_S = 0.5  # for a lost process; Celery's own pool looks every 5 s
 
 
@@ -162,14 +162,12 @@ class JobWorker(Worker):
 
     def _leave_in_time(self) -> None:
         """Give back what still runs after the drain time, and leave; who is done has left before."""
-        asked_at = time.monotonic()
-        while state.reserved_requests and time.monotonic() < asked_at + DRAIN_S:
+        until = time.monotonic() + DRAIN_S
+        while state.reserved_requests and time.monotonic() < until:
             time.sleep(0.05)
         running = [request for request in tuple(state.reserved_requests) if not request.acknowledged]
-        if not running:
-            time.sleep(
-                asked_at + LEAVE_S - time.monotonic()
-            )  # Celery's own way out, unless its broker is away
+        if not running:  # Celery's own way out is free; only its waits for a lost broker are cut short
+            time.sleep(LEAVE_S)
         try:
             self._give_back(running)
         except RedisError as error:  # they come back with this worker
