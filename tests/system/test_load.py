@@ -107,6 +107,14 @@ def test_what_is_known_to_come_along_does_come_along():
     assert "registry" in load_text(text, HERE).system.components
 
 
+def test_a_path_may_name_what_comes_along():
+    text = (
+        "name: x\npools: {p: {}}\nworkloads: {t: {task: m:t, pool: p}}\nendpoints: {e: {path: [p-worker, t]}}"
+    )
+    links = load_text(text, HERE).system.links
+    assert [link.task for link in links if link.kind == "publish"] == ["t"]
+
+
 def test_the_name_of_a_pool_leaves_room_for_what_is_named_after_it():
     for name, fine in [("p" * 50, True), ("p" * 51, False)]:
         text = f"name: x\npools: {{{name}: {{}}}}\nworkloads: {{t: {{task: m:t, pool: {name}}}}}"

@@ -65,6 +65,10 @@ def test_a_broken_frame_is_told(text: str, message: str):
             with_tasks("", "a: {task: m:a, model: b}, b: {task: m:b}"),
             '"b" is a task; a model has the name of the train',
         ),
+        (
+            with_tasks("", "a: {task: m:a, model: cache}"),
+            '"cache" is no train; a model has the name of the train',
+        ),
         (with_tasks("", "a: {task: m:a, host: c}"), 'workloads.a.host: there is no component "c"'),
         (
             with_tasks("", "a: {task: m:a, run: m:b}"),

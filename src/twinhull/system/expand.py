@@ -164,8 +164,9 @@ def _endpoint(draft: Draft, said: System, name: str, endpoint: Endpoint) -> Endp
     client, deadline = endpoint.client or names.CLIENTS, endpoint.deadline
     draft.link(client, names.GATEWAY, "call", cause, timeout=deadline)
     for member in tasks_of(endpoint):
-        pool = said.components[member].pool or ""
-        if names.queue_of(pool) in draft.kinds and member in draft.fields:
+        task = said.components.get(member)
+        pool = (task.pool if task else None) or ""
+        if member in draft.kinds and names.queue_of(pool) in draft.kinds:
             draft.link(
                 names.GATEWAY,
                 names.queue_of(pool),

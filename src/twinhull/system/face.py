@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from twinhull.system import names
-from twinhull.system.places import Data, Document, Path_
+from twinhull.system.places import Data, DataPath, Document
 from twinhull.units import quoted
 
 VERSION = 1
@@ -15,7 +15,7 @@ _ROLES = ("task", "train")
 class Complaint:
     """What is wrong at a path of the file; told at the path's key, or at its value."""
 
-    path: Path_
+    path: DataPath
     message: str
     at_key: bool = False
 
@@ -32,7 +32,7 @@ class Face:
     too_new: bool = False  # nothing else that this version could say about it would be right
     complaints: list[Complaint] = field(default_factory=list)
 
-    def user_path(self, path: Path_) -> Path_:
+    def user_path(self, path: DataPath) -> DataPath:
         """The path under which the user wrote what stands at this path of the system."""
         if len(path) < 2 or path[0] != "components" or path[1] not in self.roles:
             return path
@@ -84,7 +84,7 @@ def _components_of(face: Face, workloads: Data) -> dict[str, Data]:
     face.known.update(workloads)
     components: dict[str, Data] = {}
     for name, workload in workloads.items():
-        at: Path_ = ("workloads", name)
+        at: DataPath = ("workloads", name)
         if not isinstance(workload, dict):
             message = f"{quoted(workload)} is not a mapping; write for example {{task: app:rank, pool: web}}"
             face.complaints.append(Complaint(at, message))
@@ -130,7 +130,7 @@ def _with_kinds(face: Face, components: dict[str, Data]) -> dict[str, Data]:
     """The components beside the workloads; what is brought by itself need not say its kind."""
     said: dict[str, Data] = {}
     for name, component in components.items():
-        at: Path_ = ("components", name)
+        at: DataPath = ("components", name)
         if name in face.known:
             message = "is a workload already; say it there"
             face.complaints.append(Complaint(at, message, at_key=True))

@@ -6,7 +6,7 @@ from typing import Literal
 
 from twinhull.system.face import Face
 from twinhull.system.model import Part, System
-from twinhull.system.places import Document, Path_, Place
+from twinhull.system.places import DataPath, Document, Place
 
 How = Literal["measured", "read", "drawn", "default", "assumed"]
 
@@ -42,7 +42,7 @@ def origins_of(
         told = getattr(said, section)
         for key, one in _members(part):
             path = section if key is None else f"{section}.{key}"
-            user: Path_ = (section,) if key is None else face.user_path((section, key))
+            user: DataPath = (section,) if key is None else face.user_path((section, key))
             notes.add(
                 one, told if key is None else _member(told, key), path, user, cause_of.get(path, (1, 1))
             )
@@ -55,7 +55,7 @@ class _Notes:
     document: Document
     origins: dict[str, Origin]
 
-    def add(self, part: object, told: object, path: str, user: Path_, cause: Place) -> None:
+    def add(self, part: object, told: object, path: str, user: DataPath, cause: Place) -> None:
         """Note where a value came from, and all within it; `told` is what the file says of it."""
         how: How = "default" if told is None else "read"
         place = cause if told is None else self.document.place(user, at_key=isinstance(part, Part))
@@ -72,7 +72,7 @@ class _Notes:
                     value, getattr(told, field, None) if written else None, f"{path}.{key}", inner, place
                 )
 
-    def _inner(self, user: Path_, key: str) -> Path_:
+    def _inner(self, user: DataPath, key: str) -> DataPath:
         if user[0] == "workloads" and len(user) == 2:  # the workload says kind and run in its own way
             return self.face.user_path(("components", user[1], key))
         return (*user, key)

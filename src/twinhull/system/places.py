@@ -27,7 +27,7 @@ _WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
 _INFINITE = re.compile(r"([-+]?)\.(inf|Inf|INF)")
 
 Data = None | bool | int | float | str | list["Data"] | dict[str, "Data"]
-Path_ = tuple[str | int, ...]
+DataPath = tuple[str | int, ...]
 Place = tuple[int, int]
 
 
@@ -37,11 +37,11 @@ class Document:
 
     file: str
     data: Data = None
-    keys: dict[Path_, Place] = field(default_factory=dict)
-    values: dict[Path_, Place] = field(default_factory=dict)
+    keys: dict[DataPath, Place] = field(default_factory=dict)
+    values: dict[DataPath, Place] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
-    def place(self, path: Path_, *, at_key: bool = False) -> Place:
+    def place(self, path: DataPath, *, at_key: bool = False) -> Place:
         """Line and column of a path's value or key; of its nearest parent where it is not written."""
         known = self.keys if at_key else self.values
         while path and path not in known:
@@ -49,7 +49,7 @@ class Document:
         return known.get(path, (1, 1))
 
 
-def spelled(path: Path_) -> str:
+def spelled(path: DataPath) -> str:
     """A path as it is printed: `endpoints.recommend.path.1`."""
     return ".".join(_spelled(part) for part in path)
 
@@ -127,7 +127,7 @@ class _Composer:
             raise _error(self.document.file, f"is {_kind(data)}, not a mapping; {_BEGIN}", _start(first))
         self.document.data = data
 
-    def _value(self, event: yaml.Event, path: Path_) -> Data:
+    def _value(self, event: yaml.Event, path: DataPath) -> Data:
         """The data of one node, read to its end; None where it holds nothing usable."""
         self.document.values[path] = _start(event)
         self.count += 1
@@ -148,11 +148,11 @@ class _Composer:
             raise _error(self.document.file, f"is nested deeper than {MOST_DEPTH} levels", _start(event))
         return self._mapping(path) if isinstance(event, yaml.MappingStartEvent) else self._list(path)
 
-    def _mapping(self, path: Path_) -> Data:
+    def _mapping(self, path: DataPath) -> Data:
         mapping: dict[str, Data] = {}
         while not isinstance(event := next(self.events), yaml.MappingEndEvent):
             key = event.value if isinstance(event, yaml.ScalarEvent) else ""
-            inner: Path_ = (*path, key)
+            inner: DataPath = (*path, key)
             if not isinstance(event, yaml.ScalarEvent):
                 self._value(event, inner)
                 self._complain("a key is a plain name, not a mapping, a list or an alias", event, path)
@@ -171,7 +171,7 @@ class _Composer:
                 mapping[key] = value
         return mapping
 
-    def _list(self, path: Path_) -> Data:
+    def _list(self, path: DataPath) -> Data:
         members: list[Data] = []
         while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
             inner = (*path, len(members))
@@ -181,13 +181,13 @@ class _Composer:
                 members.append(value)
         return members
 
-    def _present(self, event: yaml.Event, path: Path_, key: yaml.Event) -> Data:
+    def _present(self, event: yaml.Event, path: DataPath, key: yaml.Event) -> Data:
         value = self._value(event, path)
         if value is None and isinstance(event, yaml.ScalarEvent):
             self._complain("has no value; write one, or leave it out", key, path)
         return value
 
-    def _complain(self, message: str, event: yaml.Event, path: Path_) -> None:
+    def _complain(self, message: str, event: yaml.Event, path: DataPath) -> None:
         line, col = _start(event)
         self.document.problems.append(Problem(line, col, spelled(path), message, self.document.file))
 

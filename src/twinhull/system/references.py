@@ -15,7 +15,7 @@ from twinhull.system.names import (
     is_entry,
     name_problem,
 )
-from twinhull.system.places import Data, Path_
+from twinhull.system.places import Data, DataPath
 from twinhull.system.quantities import Batch
 from twinhull.units import RATE, SECONDS, closest, quoted
 
@@ -82,20 +82,19 @@ def _names(face: Face) -> Iterator[Complaint]:
             yield Complaint(("components", workload), message, at_key=True)
 
 
-def _component(known: _Known, at: Path_, component: dict[str, Data]) -> Iterator[Complaint]:
+def _component(known: _Known, at: DataPath, component: dict[str, Data]) -> Iterator[Complaint]:
     pool, host, model = (component.get(key) for key in ("pool", "host", "model"))
     if isinstance(pool, str) and pool not in known.pools:
         yield Complaint((*at, "pool"), _no("pool", pool, known.pools))
     if isinstance(host, str) and host not in known.components:
         yield Complaint((*at, "host"), _no("component", host, known.components))
-    if isinstance(model, str):
-        if model not in known.components:
-            yield Complaint((*at, "model"), _no("training workload", model, known.trains))
-        elif model in known.tasks:
-            message = f"{quoted(model)} is a task; a model has the name of the train that makes it"
-            yield Complaint((*at, "model"), message)
-        elif model in known.parts and model not in known.trains:
-            yield Complaint((*at, "model"), f"{quoted(model)} is no train; a model has the name of its train")
+    if isinstance(model, str) and model not in known.trains | known.broken:
+        if model in known.components:
+            what = "a task" if model in known.tasks else "no train"
+            message = f"{quoted(model)} is {what}; a model has the name of the train that makes it"
+        else:
+            message = _no("training workload", model, known.trains)
+        yield Complaint((*at, "model"), message)
     to = mapping(component.get("checkpoint")).get("to")
     if isinstance(to, str) and to not in known.components:
         yield Complaint((*at, "checkpoint", "to"), _no("component", to, known.components))
@@ -118,7 +117,7 @@ def _hosts(parts: _Parts) -> Iterator[Complaint]:
         done.update(trail)
 
 
-def _endpoint(known: _Known, at: Path_, endpoint: dict[str, Data]) -> Iterator[Complaint]:
+def _endpoint(known: _Known, at: DataPath, endpoint: dict[str, Data]) -> Iterator[Complaint]:
     client = endpoint.get("client")
     if isinstance(client, str) and client not in known.components:
         yield Complaint((*at, "client"), _no("component", client, known.components))
@@ -133,7 +132,7 @@ def _endpoint(known: _Known, at: Path_, endpoint: dict[str, Data]) -> Iterator[C
     yield from _waits(known, at, endpoint, [name for _, name in members])
 
 
-def _members(endpoint: dict[str, Data], at: Path_) -> Iterator[tuple[Path_, str]]:
+def _members(endpoint: dict[str, Data], at: DataPath) -> Iterator[tuple[DataPath, str]]:
     path = endpoint.get("path")
     for index, member in enumerate(path if isinstance(path, list) else []):
         if isinstance(member, str):
@@ -143,7 +142,7 @@ def _members(endpoint: dict[str, Data], at: Path_) -> Iterator[tuple[Path_, str]
                 yield (*at, "path", index, second), inner
 
 
-def _path(known: _Known, members: list[tuple[Path_, str]]) -> Iterator[Complaint]:
+def _path(known: _Known, members: list[tuple[DataPath, str]]) -> Iterator[Complaint]:
     seen: set[str] = set()
     for at, name in members:
         if name not in known.components:
@@ -158,7 +157,7 @@ def _path(known: _Known, members: list[tuple[Path_, str]]) -> Iterator[Complaint
         seen.add(name)
 
 
-def _fallback(known: _Known, at: Path_, fallback: Data) -> Iterator[Complaint]:
+def _fallback(known: _Known, at: DataPath, fallback: Data) -> Iterator[Complaint]:
     seen: set[str] = set()
     for index, rung in enumerate(fallback if isinstance(fallback, list) else []):
         if not isinstance(rung, str):
@@ -172,7 +171,7 @@ def _fallback(known: _Known, at: Path_, fallback: Data) -> Iterator[Complaint]:
             yield Complaint((*at, index), message)
 
 
-def _waits(known: _Known, at: Path_, endpoint: dict[str, Data], path: list[str]) -> Iterator[Complaint]:
+def _waits(known: _Known, at: DataPath, endpoint: dict[str, Data], path: list[str]) -> Iterator[Complaint]:
     """Complains about each batch that would be waited for longer than an answer may take."""
     deadline = _parsed(SECONDS.parse, endpoint.get("deadline"))
     for name in path if deadline else []:
@@ -182,7 +181,7 @@ def _waits(known: _Known, at: Path_, endpoint: dict[str, Data], path: list[str])
             yield Complaint((*at, "deadline"), f"{quoted(endpoint['deadline'])} is not longer than {wait}")
 
 
-def _link(known: _Known, at: Path_, link: dict[str, Data]) -> Iterator[Complaint]:
+def _link(known: _Known, at: DataPath, link: dict[str, Data]) -> Iterator[Complaint]:
     for key in ("from", "to"):
         end = link.get(key)
         if isinstance(end, str) and end not in known.components and end not in known.pools:

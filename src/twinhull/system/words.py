@@ -17,7 +17,7 @@ from twinhull.system.model import (
     Pool,
     Shape,
 )
-from twinhull.system.places import Path_
+from twinhull.system.places import DataPath
 from twinhull.units import closest, quoted
 
 Mistake = Any  # pydantic's ErrorDetails: a dict whose input and context can be anything
@@ -42,7 +42,7 @@ def complaints_of(error: ValidationError, face: Face) -> list[Complaint]:
 
 
 def _complaint(mistake: Mistake, face: Face) -> Complaint:
-    location: Path_ = mistake["loc"]
+    location: DataPath = mistake["loc"]
     if location[0] == "components" and len(location) > 2:
         location = (*location[:2], *location[3:])  # pydantic puts the kind after the name
     kind, value = mistake["type"], mistake["input"]
@@ -59,7 +59,7 @@ def _complaint(mistake: Mistake, face: Face) -> Complaint:
     return Complaint(path, _mismatch(kind, value, mistake, path))
 
 
-def _mismatch(kind: str, value: object, mistake: Mistake, path: Path_) -> str:
+def _mismatch(kind: str, value: object, mistake: Mistake, path: DataPath) -> str:
     if kind == "literal_error":
         options = re.findall(r"'([^']+)'", mistake["ctx"]["expected"])
         near = closest(value, options) if isinstance(value, str) else ""
@@ -75,7 +75,7 @@ def _mismatch(kind: str, value: object, mistake: Mistake, path: Path_) -> str:
     return f"{quoted(value)}: {mistake['msg']}"
 
 
-def _kind_complaint(path: Path_, value: object, face: Face) -> Complaint:
+def _kind_complaint(path: DataPath, value: object, face: Face) -> Complaint:
     kinds = ", ".join(CLASS_BY_KIND)
     kind = value.get("kind") if isinstance(value, dict) else None
     if kind is None:
@@ -85,7 +85,7 @@ def _kind_complaint(path: Path_, value: object, face: Face) -> Complaint:
     return Complaint((*path, "kind"), f"{quoted(kind)} is no kind of component.{near or f' Kinds: {kinds}'}")
 
 
-def _unknown(location: Path_, face: Face) -> str:
+def _unknown(location: DataPath, face: Face) -> str:
     """Says that a key is not known, of what, and which key was probably meant."""
     whose, fields = _fields_at(location[:-1], face)
     key = str(location[-1])
@@ -93,7 +93,7 @@ def _unknown(location: Path_, face: Face) -> str:
     return f"is no field of {whose}.{near or ' Known: ' + ', '.join(fields)}"
 
 
-def _fields_at(path: Path_, face: Face) -> tuple[str, list[str]]:
+def _fields_at(path: DataPath, face: Face) -> tuple[str, list[str]]:
     """The thing at a path, in words, and the keys it may have."""
     if not path:
         return "a system file", list(FILE_KEYS)
