@@ -70,6 +70,23 @@ def test_a_reading_without_time_or_rows_teaches_nothing():
     assert policy.learn_rate(7.0, 0.0, 1.0, True, 0.2) == 7.0
 
 
+def test_a_try_is_repeated_within_its_count_and_the_budget_of_all():
+    assert policy.may_retry(0, 2, 0.0, 1.0, 0.1)
+    assert not policy.may_retry(2, 2, 0.0, 1000.0, 0.1)
+    assert policy.may_retry(0, 2, 9.0, 100.0, 0.1)
+    assert not policy.may_retry(0, 2, 10.0, 100.0, 0.1)
+    assert policy.may_retry(10**6, inf, 0.0, 1.0, 0.1)
+
+
+@given(instants, st.integers(0, 1000), spans, st.floats(0.0, 1.0))
+def test_a_retry_waits_no_longer_than_the_cap(now: float, attempt: int, base_s: float, u: float):
+    assert now <= policy.retry_at(now, attempt, base_s, 30.0, u) <= now + 30.0
+
+
+def test_the_pause_before_a_retry_doubles():
+    assert [policy.retry_at(0.0, n, 0.5, 30.0, 1.0) for n in range(4)] == [0.5, 1.0, 2.0, 4.0]
+
+
 def test_the_breaker_opens_at_the_tripping_failure():
     state, failures, opened_at = policy.CLOSED, 0, 0.0
     states = []

@@ -65,6 +65,16 @@ def learn_rate(rate: float, rows: float, busy_s: float, saturated: bool, weight:
     return rate + weight * (seen - rate)
 
 
+def may_retry(attempt: int, retries: float, retried: float, asked: float, budget: float) -> bool:
+    """Whether a failed try is repeated: within its own count, all retries within their share of requests."""
+    return attempt < retries and retried < budget * asked
+
+
+def retry_at(now: float, attempt: int, base_s: float, cap_s: float, u: float) -> float:
+    """When the next try starts; `u` is a uniform draw, so that retries do not come all at the same time."""
+    return now + u * min(cap_s, base_s * 2.0**attempt)
+
+
 def breaker_allows(state: int, opened_at: float, now: float, cool_down_s: float) -> bool:
     """Whether a request may be sent: always while closed, once a cool-down while open."""
     return state == CLOSED or now >= opened_at + cool_down_s

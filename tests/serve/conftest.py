@@ -73,6 +73,16 @@ def once(number: int, mark: str) -> int:
         time.sleep(600)
     return number
 
+def flaky(number: int, mark: str) -> int:
+    """Fails the first time it is called with a mark."""
+    if not os.path.exists(mark):
+        open(mark, "w").close()
+        raise ConnectionError("not yet")
+    return number
+
+def shout(number: int) -> str:
+    return f"{number}!"
+
 def poison(number: int) -> int:
     if number == 666:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -95,6 +105,7 @@ pools:
   web: {nodes: 1, cpus: 1}
   scorers: {nodes: 1, cpus: 1}
   risky: {nodes: 1, cpus: 1}
+  jobs: {nodes: 1, cpus: 1}
 workloads:
   fit: {train: app:fit, pool: scorers}
   draft: {train: app:fit, pool: scorers}
@@ -107,6 +118,8 @@ workloads:
   slow: {task: app:slow, pool: web, lane: event}
   hold: {task: app:slow, pool: risky, lane: event}
   once: {task: app:once, pool: risky, lane: event}
+  flaky: {task: app:flaky, pool: web, lane: event, retries: "2 after 10 ms, budget 100 %"}
+  shout: {task: app:shout, pool: jobs, lane: job}
   poison: {task: app:poison, pool: risky, lane: event}
 endpoints:
   recommend: {path: [features, rank], deadline: 400 ms, fallback: [cache, app:best]}
@@ -114,6 +127,8 @@ endpoints:
   bare: {path: [double], deadline: 900 ms, fallback: []}
   sum: {path: [[double, triple], add], deadline: 900 ms, fallback: []}
   late: {path: [slow], deadline: 300 ms, fallback: [cache]}
+  retried: {path: [flaky], deadline: 900 ms, fallback: []}
+  crossing: {path: [hold, shout], deadline: 15 s, fallback: []}
   held: {path: [hold], deadline: 15 s, fallback: []}
   patient: {path: [once], deadline: 15 s, fallback: []}
   deadly: {path: [poison], deadline: 15 s, fallback: []}
@@ -125,7 +140,7 @@ endpoints:
 
 WEIGHTS = [1.0, 10.0]
 STANDING = {"broker", "gateway", "worker-web-0", "worker-scorers-0"}
-TASKS = ["features", "rank", "double", "triple", "add", "slow", "once", "poison"]
+TASKS = ["features", "rank", "double", "triple", "add", "slow", "once", "flaky", "shout", "poison"]
 DEFAULTS = ["best", "broken_default", "slow_default"]
 
 
@@ -190,6 +205,11 @@ class Hull:
             until(lambda user=user: self.fresh("/recommend", {"user": user})["model_version"] == self.version)
         self.fresh("/bare", {"number": 0})
         self.said_before = {name: len(self._log(name)) for name in self.processes}
+
+    def start_jobs(self, pool: str) -> str:
+        name = f"jobs-{pool}"
+        self._start(name, *self._module("jobs", "--pool", pool))
+        return name
 
     def signal(self, name: str, number: signal.Signals) -> None:
         self.processes[name].send_signal(number)

@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,6 +73,18 @@ def test_a_row_that_fails_does_not_fail_its_neighbours(hull):
     status, answer = answers.pop(13)
     assert (status, answer["error"]) == (503, "ValueError: thirteen")
     assert [answer["value"] for status, answer in answers.values()] == [2 * n for n in answers]
+
+
+def test_a_row_that_fails_is_tried_again_as_the_file_says(hull, tmp_path: Path):
+    answer = hull.ask("/retried", {"number": 5, "mark": str(tmp_path / "mark")})[1]
+    assert (answer["value"], answer["source"]) == (5, "fresh")
+
+
+def test_a_path_may_cross_into_the_job_lane(hull):
+    hull.start_jobs("jobs")
+    hull.start_worker("risky")
+    answer = hull.ask("/crossing", {"number": 21})[1]
+    assert (answer["value"], answer["source"]) == ("21!", "fresh")
 
 
 def test_rungs_that_raise_or_are_too_slow_give_way_to_the_next(hull):

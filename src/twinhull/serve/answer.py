@@ -5,20 +5,18 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
-
-import msgspec
 
 from twinhull import policy
 from twinhull.broker import Keys
 from twinhull.serve import cache, wire
 from twinhull.serve.bodies import Body
-from twinhull.serve.latency import Latency
 from twinhull.serve.layout import CACHE, CacheTimes, Promise
 from twinhull.serve.link import Done
-from twinhull.serve.plane import AWAY, Plane
+from twinhull.serve.plane import Plane
+from twinhull.serve.question import Counts, Question
 
 log = logging.getLogger(__name__)
 
@@ -39,19 +37,6 @@ class Answer:
     version: int | None
     took_s: float
     reason: str = ""
-
-
-@dataclass(slots=True)
-class Counts:
-    """Answers of one endpoint since the gateway began, by source (FRESH, CACHED, DEFAULT, FAILED)."""
-
-    asked: int = 0
-    by_source: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
-    late: int = 0  # answered after the deadline
-    late_replies: int = 0  # fresh values that came too late and went into the cache
-    shed: int = 0  # not sent because the answer would have come too late
-    errors: int = 0  # rows that the user's code failed on
-    latency: Latency = field(default_factory=Latency)
 
 
 class Desk:
@@ -86,8 +71,10 @@ class Desk:
         self.counts.asked += 1
         deadline = asked_at + self.promise.deadline_s
         give_up = policy.give_up_at(asked_at, self.promise.deadline_s, RESERVE_S, RESERVE_SHARE)
-        question = _Question(self, body, give_up)
         looked_up = self._look_up(body.key)
+        question = Question(
+            self.promise.stages, self.plane, self.counts, give_up=give_up, keep=partial(self.keep, body.key)
+        )
         question.enter(0, [body.sealed])
         if not question.decided.done():
             timer = self._loop.call_later(give_up - asked_at, question.give_up)
@@ -172,85 +159,3 @@ class Desk:
 
 def _call(function: Default, fields: dict[str, Any]) -> bytes:  # Any: whatever JSON can say
     return wire.to_json(function(**fields))
-
-
-class _Question:
-    """One request on its way through the stages of its path.
-
-    `decided` gets the fresh answer, or None with a `reason`. The last stage's answer is kept for the cache
-    even if it comes after that.
-    """
-
-    __slots__ = ("_at", "_body", "_desk", "_give_up", "_missing", "_outputs", "_version", "decided", "reason")
-
-    def __init__(self, desk: Desk, body: Body, give_up: float) -> None:
-        self.decided: asyncio.Future[cache.Kept | None] = asyncio.get_running_loop().create_future()
-        self.reason = ""
-        self._desk = desk
-        self._body = body
-        self._give_up = give_up
-        self._at = 0
-        self._outputs: list[msgspec.Raw] = []
-        self._missing = 0
-        self._version: int | None = None
-
-    def enter(self, at: int, inputs: list[msgspec.Raw]) -> None:
-        """Send the inputs to all tasks of a stage, or decide at once if that is of no use."""
-        desk = self._desk
-        stops = desk.promise.stages[at]
-        outputs = 0 if at == 0 else len(inputs)
-        row = inputs[0] if len(inputs) == 1 else msgspec.Raw(wire.encode(inputs))
-        lanes = [desk.plane.lane(stop, outputs) for stop in stops]
-        reason = "" if desk.plane.link.takes else AWAY
-        reason = reason or next(filter(None, (lane.refuses(self._give_up) for lane in lanes)), "")
-        if reason:
-            desk.counts.shed += 1
-            self._decide(None, reason)
-            return
-        self._at = at
-        self._missing = len(stops)
-        self._outputs = [row] * len(stops)
-        for index, lane in enumerate(lanes):
-            lane.ask(row, self._give_up, partial(self._heard, at, index))
-
-    def give_up(self) -> None:
-        """Stop waiting for a fresh answer."""
-        self._decide(None, "no fresh answer in time")
-
-    def _heard(
-        self, at: int, index: int, output: msgspec.Raw | None, reason: str, version: int | None
-    ) -> None:
-        if at != self._at or self._missing < 0:
-            return
-        if output is None:
-            self._missing = -1
-            if reason != AWAY:
-                self._desk.counts.errors += 1
-            self._decide(None, reason)
-            return
-        self._version = version if version is not None else self._version
-        self._outputs[index] = output
-        self._missing -= 1
-        if self._missing > 0:
-            return
-        if at + 1 < len(self._desk.promise.stages):
-            if not self.decided.done():
-                self.enter(at + 1, self._outputs)
-            return
-        self._finish()
-
-    def _finish(self) -> None:
-        outputs = [wire.decode(sealed) for sealed in self._outputs]
-        try:
-            value = wire.to_json(outputs[0] if len(outputs) == 1 else outputs)
-        except (TypeError, ValueError, msgspec.MsgspecError) as error:
-            self._decide(None, f"the answer cannot be written as JSON: {error}")
-            return
-        if self.decided.done():
-            self._desk.counts.late_replies += 1
-        self._decide(self._desk.keep(self._body.key, value, self._version), "")
-
-    def _decide(self, fresh: cache.Kept | None, reason: str) -> None:
-        if not self.decided.done():
-            self.reason = reason
-            self.decided.set_result(fresh)

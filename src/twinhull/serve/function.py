@@ -120,6 +120,8 @@ class Function:
         if self.takes_rows:
             return _fit(tuple(row) if outputs > 1 else row, self._row_kind)
         if outputs == 0:
+            if not isinstance(row, dict):
+                raise TypeError("a request's body is an object")
             known = row if self._takes_any else {k: v for k, v in row.items() if k in self._kind_of}
             return (), {name: _fit(v, self._kind_of.get(name, Any)) for name, v in known.items()}
         values = [row] if outputs == 1 else row

@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -77,6 +78,7 @@ async def serve(directory: RunDirectory, system: System, url: str, listener: soc
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _leave, server)
         link = asyncio.create_task(plane.link.run())
         sampling = asyncio.create_task(_sample(metrics, queues))
+        link.add_done_callback(partial(_died, server))
         await plane.link.reached(PATIENCE_S)
         gc.collect()
         gc.freeze()
@@ -121,6 +123,12 @@ def _server(application: Starlette) -> _Server:
 
 def _leave(server: uvicorn.Server) -> None:
     server.should_exit = True
+
+
+def _died(server: uvicorn.Server, task: asyncio.Task[None]) -> None:
+    """A gateway without its link would answer from its cache for ever: it leaves, and is started again."""
+    if not task.cancelled() and task.exception() is not None:
+        _leave(server)
 
 
 async def _sample(metrics: Serving, queues: Queues) -> None:

@@ -20,7 +20,7 @@ from twinhull.serve import record
 from twinhull.serve.answer import Answer, Desk
 from twinhull.serve.bodies import BadBody, Bodies
 from twinhull.serve.metrics import SOURCES, Queues, Serving
-from twinhull.serve.plane import Plane
+from twinhull.serve.plane import AWAY, Plane
 from twinhull.serve.record import Recorder, TooManyStreams
 
 log = logging.getLogger(__name__)
@@ -91,6 +91,8 @@ async def _post_events(front: Front, request: Request) -> Response:
     if key is not None and not _KEY.fullmatch(key):
         raise HTTPException(400, "the Idempotency-Key must be 1 to 200 printable characters without spaces.")
     events = _events(await _read(request))
+    if not front.plane.link.is_up:
+        return _json({"error": f"not accepted: {AWAY}"}, 503, {"retry-after": "1"})
     try:
         await front.recorder.post(stream, events, key)
     except BrokerError as error:

@@ -22,8 +22,10 @@ log = logging.getLogger(__name__)
 
 TRIP = 5  # batches in a row that nobody answered open the breaker
 COOL_DOWN_S = 0.25  # between probes while it is open
-LATE_S = 60.0  # so long after its deadline a reply is still of use to the cache
+LATE_S = 30.0  # so long after its deadline a reply is still of use to the cache
 RATE_WEIGHT = 0.2
+
+_SENT = msgspec.Raw()
 
 Carry = Callable[[Batch, Stop], None]
 Heard = Callable[[msgspec.Raw | None, str, int | None], None]  # a row's answer or a reason; model version
@@ -182,6 +184,8 @@ class Lane:
         except Unheard as error:
             self.lose(name, str(error))
             return
+        for row in rows:
+            row.sealed = _SENT  # only their listeners are needed from here on
         self._loop.call_later(give_up - now, self._time_out, name)
 
     def lose(self, name: bytes, reason: str) -> None:

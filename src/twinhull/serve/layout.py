@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from twinhull.errors import TwinhullError
 from twinhull.system.lanes import lane_of
 from twinhull.system.model import Endpoint, State, System, Task
 
@@ -12,6 +13,8 @@ STALE_FACTOR = 10.0  # an old answer with its age told is better than none for t
 DEFAULT_BATCH = 32  # rows that share one message, where the file gives the task no batch
 DEFAULT_WINDOW_S = 0.001
 DEFAULT_BOUND = 10_000  # entries that a pool's stream may hold: far above what an open breaker lets in
+DEFAULT_RETRY_BUDGET = 0.1  # of all requests: what is down is not helped by asking it again and again
+LONGEST_DEADLINE_S = 3600.0  # of an endpoint that promises later, or never
 DELIVERIES = 3  # after as many tries work is poison, where the file's queue says nothing else
 CACHE = "cache"  # the rung of a fallback ladder that is not a function
 
@@ -31,6 +34,9 @@ class Stop:
     size: int
     window_s: float
     model: str | None
+    retries: float = 0.0
+    retry_after_s: float = 0.0
+    retry_budget: float = DEFAULT_RETRY_BUDGET
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +64,10 @@ class CacheTimes:
 
 
 def promises(system: System) -> dict[str, Promise]:
-    """What every endpoint promises, by its name."""
-    return {name: _promise(system, name, endpoint) for name, endpoint in system.endpoints.items()}
+    """What every endpoint with a path promises, by its name."""
+    return {
+        name: _promise(system, name, endpoint) for name, endpoint in system.endpoints.items() if endpoint.path
+    }
 
 
 def event_stops(system: System, pool: str) -> dict[str, Stop]:
@@ -121,16 +129,18 @@ def _promise(system: System, name: str, endpoint: Endpoint) -> Promise:
     return Promise(
         name=name,
         stages=stages,
-        deadline_s=ASSUMED_DEADLINE_S if endpoint.deadline is None else endpoint.deadline,
+        deadline_s=min(
+            LONGEST_DEADLINE_S, ASSUMED_DEADLINE_S if endpoint.deadline is None else endpoint.deadline
+        ),
         fallback=(CACHE,) if endpoint.fallback is None else tuple(endpoint.fallback),
     )
 
 
 def _stop(system: System, endpoint: str, name: str) -> Stop:
-    task = system.components[name]
-    assert isinstance(task, Task)
-    assert task.run is not None
-    batch = task.batch
+    task = system.components.get(name)
+    if not isinstance(task, Task) or task.run is None:
+        raise TwinhullError(f"endpoints.{endpoint}.path: {name} is no task with a function to run.")
+    batch, retries = task.batch, task.retries
     return Stop(
         task=name,
         run=task.run,
@@ -140,11 +150,15 @@ def _stop(system: System, endpoint: str, name: str) -> Stop:
         size=DEFAULT_BATCH if batch is None else batch.size,
         window_s=DEFAULT_WINDOW_S if batch is None or batch.within is None else batch.within,
         model=task.model,
+        retries=0.0 if retries is None else retries.count,
+        retry_after_s=0.0 if retries is None or retries.after is None else retries.after,
+        retry_budget=DEFAULT_RETRY_BUDGET if retries is None or retries.budget is None else retries.budget,
     )
 
 
 def _pool(system: System, task: Task) -> str:
     host = None if task.host is None else system.components.get(task.host)
     pool = task.pool or (None if host is None else host.pool)
-    assert pool is not None
+    if pool is None:
+        raise TwinhullError(f"task {task.run} has no pool to run in.", hint="Add `pool:`.")
     return pool

@@ -8,12 +8,14 @@ is told so at once.
 import asyncio
 import contextlib
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 import redis.asyncio
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
 from twinhull import policy
@@ -62,6 +64,7 @@ class Link:
         self._wake = asyncio.Event()
         self._first = asyncio.Event()
         self._pops_many = True
+        self._complained_at = 0.0
         self._stopping = False
 
     @property
@@ -130,16 +133,26 @@ class Link:
         except (RedisError, OSError):
             _give_up(commands)
             raise
+        lost = next((r for r in results if isinstance(r, RedisConnectionError)), None)
+        if lost is not None:  # a server that answers this is still reading its file
+            _give_up(commands)
+            raise lost
         for command, result in zip(commands, results, strict=True):
             self._finish(command, result)
 
     def _finish(self, command: _Command, result: object) -> None:
         if isinstance(result, Exception):
             self.refused += 1
-            log.warning("broker refused", extra={"command": str(command.words[0]), "reason": str(result)})
+            self._complain(str(command.words[0]), str(result))
             result = LOST
         if command.done is not None:
             command.done(result)
+
+    def _complain(self, command: str, reason: str) -> None:
+        now = time.monotonic()
+        if now >= self._complained_at + 1.0:  # a broker that is full refuses everything
+            self._complained_at = now
+            log.warning("broker refused", extra={"command": command, "reason": reason})
 
     async def _read(self) -> None:
         client = connect_async(self._url, timeout_s=BLOCK_S + TIMEOUT_S)

@@ -112,6 +112,7 @@ class Serving(Collector):
                 ("late_replies", "fresh values too late to answer, kept for the cache"),
                 ("shed", "requests not sent on"),
                 ("errors", "rows that user code failed on"),
+                ("retried", "rows sent once more"),
             )
         }
         for name, desk in self._desks.items():

@@ -19,7 +19,9 @@ from twinhull.handoff.events import Writer
 
 log = logging.getLogger(__name__)
 
-MOST_WAITING = 20_000  # answers in memory while the broker is away: some seconds of traffic, a few megabytes
+MOST_WAITING = 20_000  # events in memory while the broker is away: some seconds of traffic
+MOST_BYTES = 64_000_000  # of them
+MOST_APPENDS = 32  # at the same time, each on a connection of its own
 MOST_AT_ONCE = 500  # events in one append
 MOST_STREAMS = 64  # names that clients may make up
 FLUSH_EVERY_S = 0.1
@@ -46,8 +48,10 @@ class Recorder:
         self._stack = AsyncExitStack()
         self._waiting: dict[str, deque[msgspec.Raw]] = {}
         self._num_waiting = 0
+        self._num_bytes = 0
         self._under_way: dict[str, tuple[str, list[msgspec.Raw]]] = {}
         self._names = (f"{os.urandom(8).hex()}-{n}" for n in count())
+        self._turns = asyncio.Semaphore(MOST_APPENDS)
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -71,18 +75,24 @@ class Recorder:
 
     def note(self, stream: str, event: dict[str, Any]) -> None:  # Any: whatever JSON can say
         """Append an event soon, if the broker comes back before too many wait."""
-        if self._num_waiting >= MOST_WAITING:
+        try:
+            packed = msgspec.Raw(msgspec.msgpack.encode(event))
+        except OverflowError:  # a number of more than 64 bits from a default function
+            packed = None
+        if packed is None or self._num_waiting >= MOST_WAITING or self._num_bytes >= MOST_BYTES:
             self.dropped[stream] = self.dropped.get(stream, 0) + 1
             return
-        self._waiting.setdefault(stream, deque()).append(msgspec.Raw(msgspec.msgpack.encode(event)))
+        self._waiting.setdefault(stream, deque()).append(packed)
         self._num_waiting += 1
+        self._num_bytes += len(bytes(packed))
 
     async def post(self, stream: str, bodies: list[msgspec.Raw], key: str | None) -> int:
         """Append events now, once per key; how many were new.
 
         Raises BrokerError when the broker does not take them, TooManyStreams for a name too many.
         """
-        new = await (await self._writer(stream)).append(bodies, key=key)
+        async with self._turns:
+            new = await (await self._writer(stream)).append(bodies, key=key)
         self.appended[stream] = self.appended.get(stream, 0) + new
         return new
 
@@ -115,6 +125,7 @@ class Recorder:
                 await self.post(stream, bodies, key)  # the same key again after a failure: never twice
                 del self._under_way[stream]
                 self._num_waiting -= len(bodies)
+                self._num_bytes -= sum(len(bytes(body)) for body in bodies)
 
     def _next(self, stream: str) -> tuple[str, list[msgspec.Raw]]:
         waiting = self._waiting[stream]
