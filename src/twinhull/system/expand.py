@@ -163,7 +163,7 @@ def _endpoint(draft: Draft, said: System, name: str, endpoint: Endpoint) -> Endp
     draft.add(names.CLIENTS, "client", cause)
     client, deadline = endpoint.client or names.CLIENTS, endpoint.deadline
     draft.link(client, names.GATEWAY, "call", cause, timeout=deadline)
-    for member in tasks_of(endpoint):
+    for member in members_of(endpoint):
         task = said.components.get(member)
         pool = (task.pool if task else None) or ""
         if member in draft.kinds and names.queue_of(pool) in draft.kinds:
@@ -184,7 +184,7 @@ def _endpoint(draft: Draft, said: System, name: str, endpoint: Endpoint) -> Endp
     return endpoint.model_copy(update={"client": client})
 
 
-def tasks_of(endpoint: Endpoint) -> list[str]:
+def members_of(endpoint: Endpoint) -> list[str]:
     """The members of an endpoint's path, inner lists flattened."""
     members: list[str] = []
     for member in endpoint.path or ():

@@ -2,7 +2,7 @@
 
 import math
 
-from twinhull.system.expand import tasks_of
+from twinhull.system.expand import members_of
 from twinhull.system.model import Endpoint, Lane, System, Task
 
 LONG_CALL_S = 0.05  # above this a call's own time hides what the job lane costs
@@ -27,7 +27,7 @@ def lane_of(system: System, endpoint: str | None, task: str) -> Lane:
 def lanes_of(system: System, task: str) -> frozenset[Lane]:
     """All lanes by which a task is called: by each endpoint that holds it, and by nobody or `every`."""
     callers: list[str | None] = [
-        name for name, endpoint in system.endpoints.items() if task in tasks_of(endpoint)
+        name for name, endpoint in system.endpoints.items() if task in members_of(endpoint)
     ]
     component = system.components[task]
     if not callers or (isinstance(component, Task) and component.every is not None):

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from twinhull.system.expand import tasks_of
+from twinhull.system.expand import members_of
 from twinhull.system.model import Component, Endpoint, System, Task, Train
 from twinhull.system.names import is_entry
 
@@ -32,7 +32,7 @@ def _of_endpoint(system: System, endpoint: Endpoint) -> Iterator[str]:
         yield "the path"
     if endpoint.deadline is None or math.isinf(endpoint.deadline):
         yield "a deadline, for example 200 ms,"
-    for member in tasks_of(endpoint):
+    for member in members_of(endpoint):
         if not isinstance(system.components[member], Task):
             yield f"a task instead of the {system.components[member].kind} {member} in the path"
     for rung in endpoint.fallback or ():
