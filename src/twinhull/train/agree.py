@@ -21,11 +21,14 @@ class Agreement:
         self._next = step + 1
         self._last = step, time.monotonic()
 
-    def after(self, step: int, saved_at: float) -> tuple[bool, bool]:
-        """Whether to save and whether to stop after `step`; `saved_at` is when it was last saved."""
+    def after(self, step: int, saved_at: float, *, is_last: bool) -> tuple[bool, bool]:
+        """Whether to save and whether to stop after `step`; `saved_at` is when it was last saved.
+
+        The last step of a loop always asks: what follows may be long and cannot be interrupted.
+        """
         every = self._job.save_every_steps
         save = every is not None and step % every == 0
-        if step < self._next:
+        if step < self._next and not is_last and self._group.world_size > 1:
             return save, False
         now = time.monotonic()
         due = self._job.save_every_s is not None and now - saved_at >= self._job.save_every_s

@@ -136,7 +136,7 @@ class Store:
             _write_manifest(beside / MANIFEST, made)
             _sync(beside)
             if final.exists():  # refused when we resumed, or we would stand beyond it
-                shutil.rmtree(final)
+                _remove(final)
             beside.rename(final)
             _sync(self.root)
         except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
@@ -171,7 +171,8 @@ class Store:
         kept = [path for path in names if _step(path) <= step][: self.keep]
         for path in names:
             if path not in kept:
-                shutil.rmtree(path, ignore_errors=True)
+                with suppress(OSError):  # the next one tries again
+                    _remove(path)
 
 
 class _Refused(Exception):
@@ -244,6 +245,14 @@ def _digest(said: Mapping[str, Any]) -> str:  # Any: plain JSON
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _remove(path: Path) -> None:
+    """Take a checkpoint away as a whole: a name without `.tmp` is never half there."""
+    aside = path.with_name(f"{path.name}.old.tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    path.rename(aside)
+    shutil.rmtree(aside)
 
 
 def _sync(directory: Path) -> None:

@@ -199,7 +199,8 @@ class Generation:
         stopped = any(record.phase is Phase.STOPPED for record in self._records.values())
         if stopped or not own or any(code in _EXTERNAL for code in own.values()):
             return "loss", None
-        rank, code = min(own.items(), key=lambda item: item[1])  # a signal rather than the loss of a peer
+        peers = {rank for rank, record in self._records.items() if record.phase is Phase.PEER_LOST}
+        rank, code = min(own.items(), key=lambda item: (item[0] in peers, item[1]))  # the one who left first
         said = live.failure(self._folder, rank)
         words = said.error if said is not None else f"rank {rank} left with exit {code} and said nothing"
         return "crash", Failure(self._step, words, said.traceback if said is not None else "")

@@ -37,7 +37,7 @@ def stream(job: Job, name: str) -> "Stream":
 
 
 def tell_read(job: Job, name: str, offset: Mapping[str, Any]) -> None:  # Any: plain JSON
-    """Show how far training has read a stream, once a checkpoint holds it. A broker that is away is logged."""
+    """Show how far training has read a stream, once a checkpoint holds it; needs no broker to go on."""
     from twinhull.broker import Keys
     from twinhull.handoff.progress import note_read
     from twinhull.handoff.stream import Offset

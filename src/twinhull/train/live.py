@@ -54,12 +54,12 @@ def directory(run: RunDirectory, name: str) -> Path:
 
 
 class Beat:
-    """A rank's own record."""
+    """A rank's own record; `step` is the number of steps that it has completed."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._failure = folder / f"rank-{rank}.json"
         self._file = os.open(folder / f"rank-{rank}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644)
-        self._pid, self._phase, self._step, self._beats, self._started = os.getpid(), Phase.STARTING, 0, 0, 0
+        self._pid, self._phase, self.step, self._beats, self._started = os.getpid(), Phase.STARTING, 0, 0, 0
         self._write()
 
     def running(self, step: int) -> None:
@@ -69,7 +69,7 @@ class Beat:
 
     def completed(self, step: int) -> None:
         """Something was completed (a step, a checkpoint, a loop); `step` is the number of completed steps."""
-        self._step = step
+        self.step = step
         self._beats += 1
         self._write()
 
@@ -82,7 +82,7 @@ class Beat:
         self._write()
 
     def _write(self) -> None:
-        os.pwrite(self._file, _RECORD.pack(self._pid, self._phase, self._step, self._beats, self._started), 0)
+        os.pwrite(self._file, _RECORD.pack(self._pid, self._phase, self.step, self._beats, self._started), 0)
 
 
 def read(folder: Path) -> dict[int, Record]:

@@ -37,15 +37,13 @@ def _train(job: Job, beat: Beat) -> int:
     from twinhull.train.group import Group, is_peer_lost
     from twinhull.train.run import Run, Stopped
 
-    run: Run | None = None
     try:
         function = training_function(job.run)
         group = Group.join(job)
         run = Run(job, group, beat)
-        asked = run.ask_to_stop
 
         def stop(_number: int, _frame: FrameType | None) -> None:
-            asked()
+            run.ask_to_stop()
 
         signal.signal(signal.SIGTERM, stop)
         function(run)
@@ -58,7 +56,7 @@ def _train(job: Job, beat: Beat) -> int:
         phase = Phase.REFUSED if isinstance(error, TwinhullError) else Phase.FAILED
         if is_peer_lost(error):
             phase = Phase.PEER_LOST
-        beat.left(phase, _failure(error, run.step if run is not None else 0))
+        beat.left(phase, _failure(error, beat.step))
         return 1
     beat.left(Phase.DONE)
     return 0

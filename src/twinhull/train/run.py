@@ -123,17 +123,16 @@ class Run:
             self._share.value = part.share
             self._sow(self.step)
             data_s = time.monotonic() - asked_at
-            finished = False
             try:
                 yield _on(self.device, part.batch)
-                finished = True
-            finally:
-                if not finished:  # `break`: the step counts and the loop is over
-                    self._advance()
-                    self._leave()
+            except GeneratorExit:  # `break`: the step counts and the loop is over
+                self._advance()
+                self._leave()
+                raise
             self._advance()
             self._after_step(asked_at, data_s)
         self._leave()
+        self._completed()
         self._settle()
 
     def report(self, **values: Any) -> None:  # Any: numbers or tensors of one number
@@ -188,11 +187,12 @@ class Run:
     def _leave(self) -> None:
         self._offsets = self._read()
         self._loop, self._passing = self._loop + 1, None
-        self._completed()
 
     def _after_step(self, asked_at: float, data_s: float) -> None:
         self._completed()
-        save, stop = self._agreement.after(self.step, self._keeper.saved_at)
+        assert self._passing is not None
+        is_last = self._passing.batches_left() == 0
+        save, stop = self._agreement.after(self.step, self._keeper.saved_at, is_last=is_last)
         if save or stop:
             self._save(required=stop)
         if self.rank == 0:

@@ -1,0 +1,281 @@
+"""A launcher, torchrun, ranks and SIGKILL, all real."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from twinhull import broker
+from twinhull.handoff import events
+from twinhull.train.checkpoint import STATE, Store
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(90)]
+
+Launch = Callable[..., Any]
+
+
+def published(run: Path) -> dict[int, dict[str, Any]]:
+    manifests = sorted((run / "registry" / "fit").glob("*/manifest.json"))
+    return {int(path.parent.name): json.loads(path.read_text()) for path in manifests}
+
+
+def are_gone(processes: list[psutil.Process], within_s: float = 10.0) -> bool:
+    _, alive = psutil.wait_procs(processes, timeout=within_s)
+    return not alive
+
+
+@pytest.mark.timeout(300)
+def test_twenty_killed_ranks_are_twenty_recoveries_at_the_first_restart_and_the_same_weights(
+    launch: Launch, tmp_path: Path
+) -> None:
+    env = {"EPOCHS": "30"}
+    calm = launch(directory=tmp_path / "calm", save_every_steps=5, env=env)
+    assert calm.ends() == 0
+    shaken = launch(directory=tmp_path / "shaken", save_every_steps=5, env=env | {"PAUSE_S": "0.003"})
+    chance = random.Random(7)
+    for generation in range(1, 21):
+        ranks = shaken.until_training(generation)
+        os.kill(ranks[chance.randrange(2)].pid, signal.SIGKILL)
+    assert shaken.ends() == 0
+    assert len(shaken.said("generation started")) == 21
+    assert len(shaken.said("generation lost")) == 20
+    assert published(tmp_path / "shaken")[1]["sha256"] == published(tmp_path / "calm")[1]["sha256"]
+
+
+def test_sigterm_saves_and_leaves_and_the_next_launcher_goes_on_to_the_same_weights(
+    launch: Launch, tmp_path: Path
+) -> None:
+    calm = launch(directory=tmp_path / "calm")
+    stopped = launch(directory=tmp_path / "stopped", env={"PAUSE_S": "0.01"})
+    ranks = stopped.until_training(beyond=3)
+    stopped.process.terminate()
+    assert stopped.ends() == 75
+    saved = Store(tmp_path / "stopped" / "checkpoints" / "fit").newest()
+    assert saved is not None
+    assert saved.place.step >= ranks[0].step
+    again = launch(directory=tmp_path / "stopped")
+    assert again.ends() == 0
+    assert again.said("resumed")[0]["step"] == saved.place.step
+    assert again.said("resumed")[0]["repeated_steps"] == 0
+    assert calm.ends() == 0
+    assert published(tmp_path / "stopped")[1]["sha256"] == published(tmp_path / "calm")[1]["sha256"]
+    assert launch(directory=tmp_path / "stopped").ends() == 0  # nothing is left to do
+
+
+def test_sigterm_while_no_step_runs_ends_within_the_grace_and_keeps_the_last_checkpoint(
+    launch: Launch, tmp_path: Path
+) -> None:
+    launched = launch("evaluates_for_ever", env={"MARK": str(tmp_path / "mark")})
+    while not (tmp_path / "mark").exists():
+        assert launched.process.poll() is None
+        time.sleep(0.01)
+    family = launched.family()
+    launched.process.terminate()
+    assert launched.ends(within_s=20) == 75
+    assert are_gone(family)
+    found = Store(tmp_path / "run" / "checkpoints" / "fit").newest()
+    assert found is not None
+    assert (found.place.step, found.place.loop, found.place.done) == (2, 1, False)
+
+
+def test_the_same_exception_three_times_ends_it_and_its_traceback_is_shown_once(launch: Launch) -> None:
+    launched = launch("raises_at_step_3")
+    assert launched.ends() == 1
+    crashes = launched.said("training crashed")
+    assert [line["error"] for line in crashes] == ["ValueError: boom at three"] * 3
+    assert [line["step"] for line in crashes] == [3, 3, 3]
+    assert [("exception" in line) for line in crashes] == [True, False, False]
+    assert 'raise ValueError("boom at three")' in crashes[0]["exception"]
+    assert "twinhull" not in crashes[0]["exception"]
+    (last,) = launched.said("training ended: the same crash three times")
+    assert last["error"] == "ValueError: boom at three"
+    assert not launched.noise
+
+
+def test_a_rank_that_leaves_without_a_word_is_a_crash_and_not_a_loss(launch: Launch) -> None:
+    launched = launch("dies_at_step_3")
+    assert launched.ends() == 1
+    assert launched.said("training crashed")[0]["error"] == "rank 1 left with exit 9 and said nothing"
+
+
+def test_an_error_that_trying_again_cannot_mend_ends_it_at_once(launch: Launch) -> None:
+    launched = launch("wraps_an_array")
+    assert launched.ends() == 1
+    assert len(launched.said("generation started")) == 1
+    (line,) = launched.said("training crashed")
+    assert "Mine cannot be wrapped: its state['mean'] is a numpy.ndarray" in line["error"]
+
+
+def test_a_function_that_cannot_be_imported_is_one_clear_error(launch: Launch) -> None:
+    launched = launch("no_such_function")
+    assert launched.ends() == 1
+    assert "tiny:no_such_function cannot be loaded" in launched.said("training crashed")[0]["error"]
+
+
+def test_a_killed_launcher_leaves_no_process(launch: Launch) -> None:
+    launched = launch(env={"PAUSE_S": "0.01", "EPOCHS": "100"})
+    launched.until_training(beyond=5)
+    family = launched.family()
+    assert len(family) >= 3
+    launched.process.kill()
+    assert are_gone(family)
+
+
+def test_a_killed_torchrun_is_a_loss_and_its_ranks_do_not_live_on(launch: Launch) -> None:
+    launched = launch(save_every_steps=5, env={"PAUSE_S": "0.01"})
+    ranks = launched.until_training()
+    parent = psutil.Process(ranks[0].pid).parent()
+    assert parent is not None
+    orphans = [psutil.Process(record.pid) for record in ranks.values()]
+    parent.kill()
+    assert are_gone(orphans)
+    assert launched.ends() == 0
+    assert len(launched.said("generation started")) == 2
+
+
+def test_a_hang_is_found_by_the_missing_steps_and_training_goes_on(launch: Launch, tmp_path: Path) -> None:
+    launched = launch("hangs_once", hang_timeout_s=8.0, env={"MARK": str(tmp_path / "mark")})
+    assert launched.ends() == 0
+    assert launched.said("hang")[0]["step"] in (5, 6)
+    assert len(launched.said("generation started")) == 2
+
+
+def test_a_flipped_byte_in_the_newest_checkpoint_falls_back_to_the_one_before(
+    launch: Launch, tmp_path: Path
+) -> None:
+    stopped = launch(save_every_steps=2, env={"PAUSE_S": "0.01"})
+    stopped.until_training(beyond=8)
+    stopped.process.terminate()
+    assert stopped.ends() == 75
+    newest, before, *_ = sorted((tmp_path / "run" / "checkpoints" / "fit").glob("step-*"), reverse=True)
+    content = bytearray((newest / STATE).read_bytes())
+    content[len(content) // 2] ^= 1
+    (newest / STATE).write_bytes(content)
+    again = launch()
+    assert again.ends() == 0
+    assert again.said("checkpoint refused")[0]["checkpoint"] == newest.name
+    assert again.said("resumed")[0]["step"] == int(before.name.removeprefix("step-"))
+
+
+def test_publishing_happens_once_a_cycle_though_all_die_between_it_and_the_end(
+    launch: Launch, tmp_path: Path
+) -> None:
+    mark = tmp_path / "mark"
+    launched = launch("fit_and_linger", env={"MARK": str(mark)})
+    launched.until_said("published")
+    while not mark.exists():
+        time.sleep(0.01)
+    for record in launched.ranks.values():
+        os.kill(record.pid, signal.SIGKILL)
+    assert launched.ends() == 0
+    assert len(launched.said("generation started")) == 2
+    assert list(published(tmp_path / "run")) == [1]
+    assert published(tmp_path / "run")[1]["made_by"] == {"train": "fit", "cycle": 1, "step": 26}
+
+
+def test_cycles_count_on_and_each_publishes(launch: Launch, tmp_path: Path) -> None:
+    launched = launch(every_s=1.0, env={"EPOCHS": "1"})
+    launched.until_said("cycle finished", 2)
+    launched.process.terminate()
+    assert launched.ends() in (0, 75)
+    made = [version["made_by"] for version in published(tmp_path / "run").values()]
+    assert made[:2] == [{"train": "fit", "cycle": c, "step": 13 * c} for c in (1, 2)]
+
+
+def test_loops_one_after_another_see_each_sample_once_though_ranks_are_killed(
+    launch: Launch, tmp_path: Path
+) -> None:
+    seen = tmp_path / "seen"
+    launched = launch("two_loops", save_every_steps=1, env={"SEEN": str(seen), "PAUSE_S": "0.05"})
+    for generation in (1, 2):
+        ranks = launched.until_training(generation, beyond=2)
+        os.kill(ranks[0].pid, signal.SIGKILL)
+    assert launched.ends() == 0
+    assert len(launched.said("generation started")) == 3
+    lines = [line.split() for line in seen.read_text().splitlines()]
+    parts = {
+        (step, rank): (name, numbers) for name, step, rank, *numbers in lines
+    }  # a step done again counts once
+    assert sorted({int(step) for step, _ in parts}) == list(range(15))
+    for loop, times in (("first", 1), ("second", 2)):
+        count = Counter(n for name, numbers in parts.values() if name == loop for n in numbers)
+        assert count == {str(n): times for n in range(40)}
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    server = subprocess.Popen(broker.command(tmp_path / "broker"), stdout=subprocess.DEVNULL)
+    broker.wait_ready(broker.address(tmp_path / "broker"))
+    yield broker.address(tmp_path / "broker")
+    server.kill()
+    server.wait()
+    broker.clear(tmp_path / "broker")
+
+
+def test_each_event_is_trained_once_though_ranks_are_killed_and_cycles_go_by(
+    launch: Launch, tmp_path: Path, url: str
+) -> None:
+    import torch
+
+    keys = broker.Keys("shop")
+    with broker.connect(url) as client:
+        events.append(client, keys, "tick", [{"n": n} for n in range(300)])
+    launched = launch("count_events", system="shop", save_every_steps=3, every_s=1.0,
+                      env={broker.VARIABLE: url, "PAUSE_S": "0.02"})  # fmt: skip
+    counts = torch.zeros(500)
+    launched.until_training(1, beyond=4)
+    with broker.connect(url) as client:
+        events.append(client, keys, "tick", [{"n": n} for n in range(300, 500)])
+    os.kill(launched.ranks[1].pid, signal.SIGKILL)
+
+    def trained() -> float:
+        from twinhull.handoff.registry import Registry
+
+        registry = Registry(tmp_path / "run" / "registry")
+        found = [torch.from_numpy(registry.read(version)["weight"]) for version in registry.versions("fit")]
+        counts.copy_(torch.stack(found).sum(0) if found else torch.zeros(500))
+        return float(counts.sum())
+
+    end = time.monotonic() + 60
+    while trained() < 500 and time.monotonic() < end:
+        assert launched.process.poll() is None
+        time.sleep(0.1)
+    launched.process.terminate()
+    assert launched.ends() in (0, 75)
+    assert trained() == 500
+    assert bool((counts == 1).all())
+
+
+def test_a_train_workload_of_the_system_file_runs_and_publishes(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "system.yaml").write_text(
+        "name: shop\npools:\n  here: {nodes: 1, cpus: 2}\n"
+        "workloads:\n  fit: {train: tiny:fit, pool: here, checkpoint: 5 steps}\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent / "apps"), "TWINHULL_LOG_FORMAT": "json"}
+    argv = [
+        sys.executable,
+        "-m",
+        "twinhull.train.launch",
+        "--run",
+        str(run),
+        "--train",
+        "fit",
+        "--ranks",
+        "1",
+    ]
+    done = subprocess.run(argv, env=env, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done
+    assert '"event": "cycle finished"' in done.stdout
+    assert list(published(run)) == [1]
