@@ -36,7 +36,7 @@ class Face:
         """The path under which the user wrote what stands at this path of the system."""
         if len(path) < 2 or path[0] != "components" or path[1] not in self.roles:
             return path
-        name = str(path[1])
+        name = path[1]
         rest = path[2:]
         if rest and rest[0] in ("run", "kind"):
             rest = (self.roles[name],)
