@@ -57,7 +57,7 @@ def up(file: Path, options: Options) -> int:
     described = load(file)
     system = described.system
     if lacking := missing(system):
-        raise TwinhullError(f"{file} cannot be run yet: " + "; ".join(lacking) + ".")
+        raise TwinhullError(f"{file} cannot be run yet, it lacks: " + "; ".join(lacking) + ".")
     for name, value in (("--ranks", options.ranks), ("--workers", options.workers)):
         if value is not None and value < 1:
             raise TwinhullError(f"{name} {value}: there must be at least one.")
