@@ -20,12 +20,9 @@ from twinhull.system.model import Pool, Process, System, Task
 
 log = logging.getLogger(__name__)
 
-ASSUMED_LONGEST_S = (
-    3600.0  # of a task whose file gives no time limit; decides when unanswered work is redelivered
-)
+ASSUMED_LONGEST_S = 3600.0  # of a task whose file gives no time limit
 LONGEST_S = 24 * 3600.0  # even of a task without any limit
 RETRY_LOST_AFTER_S = 1.0  # a lost process is usually a passing thing; Celery's own default is 180 s
-DELIVERIES = 3  # of a job that takes its process with it, where the file's queue says nothing else
 HARD_LIMIT_AFTER = 1.25  # of the soft limit: a function that swallows the soft one is killed then
 
 
@@ -62,7 +59,6 @@ WORKER_SETTINGS: dict[str, Any] = {  # Any: Celery's settings have no common typ
     "worker_hijack_root_logger": False,
     "worker_redirect_stdouts": False,
     "worker_proc_alive_timeout": 120.0,  # a child imports the user's code before it counts as up
-    "worker_soft_shutdown_timeout": 10,
     "broker_connection_retry_on_startup": True,
     "broker_connection_max_retries": None,
     "enable_utc": True,
