@@ -184,6 +184,14 @@ def test_a_gateway_told_to_leave_answers_what_it_holds(hull, until: Callable[...
         assert asked.result()[1]["value"] == 2
 
 
+@pytest.mark.parametrize("name", ["gateway", "worker-web-0"])
+def test_whoever_is_told_to_leave_leaves_though_the_broker_is_frozen(hull, name: str):
+    hull.signal("broker", signal.SIGSTOP)
+    hull.ask("/recommend", {"user": 1})
+    hull.ask("/events/sales", {"a": 1})
+    assert hull.end(name) == 0
+
+
 def in_hand(hull: Any) -> int:
     """How many entries of the risky pool a worker has taken and not finished."""
     with hull.client as client:

@@ -221,10 +221,11 @@ def _text(annotation: object) -> str:
 
 def _where(error: BaseException) -> str:
     """The user's own last line in a traceback, as file:line."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
-    own = [f for f in frames if f.filename != __file__ and "importlib" not in f.filename]
     if isinstance(error, SyntaxError) and error.filename:
         return f"See {error.filename}:{error.lineno}."
+    foreign = ("site-packages", "importlib", __file__)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<")]
+    own = [f for f in frames if not any(part in f.filename for part in foreign)]
     return f"See {own[-1].filename}:{own[-1].lineno}." if own else ""
 
 

@@ -38,7 +38,7 @@ from twinhull.system.model import System
 log = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 75.0  # longer than clients keep idle connections: the one that closes should be the client
-LEAVE_S = 3  # for answers under way when the gateway is told to leave
+LEAVE_S = 2  # for answers under way when the gateway is told to leave
 PATIENCE_S = 1.0  # with the broker at the start; callers wait in the socket's queue meanwhile
 DEFAULT_THREADS = 4  # that run default functions, so that a slow one blocks no other request
 
@@ -85,7 +85,7 @@ async def serve(directory: RunDirectory, system: System, url: str, listener: soc
         log.info("gateway ready", extra={"endpoints": sorted(desks), "port": listener.getsockname()[1]})
         await server.serve(sockets=[listener])
         sampling.cancel()
-    plane.link.stop()
+        plane.link.stop()
     await link
     if sender is not None:
         sender.close()
@@ -159,7 +159,9 @@ def main(arguments: list[str] | None = None) -> int:
     directory = RunDirectory(given.run)
     try:
         system = load(directory.system).system
-        with socket.socket(fileno=given.fd) as listener, asyncio.Runner(loop_factory=_new_loop) as runner:
+        with socket.socket(fileno=given.fd) as listener:
+            # Its loop is not closed: that waits for what may hang. The process ends right after this.
+            runner = asyncio.Runner(loop_factory=_new_loop)
             runner.run(serve(directory, system, os.environ[broker.VARIABLE], listener))
     except TwinhullError as error:
         log.error(str(error))  # noqa: TRY400  # one clear line
@@ -171,4 +173,4 @@ if __name__ == "__main__":
     code = main()
     logging.shutdown()
     sys.stdout.flush()
-    os._exit(code)  # a default function that hangs must not keep the gateway from leaving
+    os._exit(code)  # neither a default function that hangs nor a frozen broker keeps the gateway from leaving

@@ -26,6 +26,7 @@ MOST_AT_ONCE = 500  # events in one append
 MOST_STREAMS = 64  # names that clients may make up
 FLUSH_EVERY_S = 0.1
 TIMEOUT_S = 1.0
+LEAVE_S = 1.0  # for the last events when the gateway is told to leave
 
 
 class TooManyStreams(TwinhullError):
@@ -63,8 +64,12 @@ class Recorder:
         self._stopping.set()
         if self._task is not None:
             await self._task
-        with contextlib.suppress(BrokerError, TimeoutError):
-            await asyncio.wait_for(self._flush(), TIMEOUT_S)
+        # Bounded, and without cancelling: a broker that is frozen must not keep the gateway from leaving.
+        await asyncio.wait({asyncio.ensure_future(self._last())}, timeout=LEAVE_S)
+
+    async def _last(self) -> None:
+        with contextlib.suppress(BrokerError):
+            await self._flush()
         await self._stack.aclose()
         await self._client.aclose()
 
