@@ -20,7 +20,7 @@ from shop.sales import SPLIT, Sales
 from twinhull.train.run import Run
 
 BATCH = 256  # baskets, over all ranks
-EPOCHS = 8
+EPOCHS = 6
 RATE = 3e-3
 DECAY = 1.0  # of the vectors only: a bias is what its item is known to sell
 
@@ -43,7 +43,7 @@ def first_night(run: Run, known: Sales, epochs: int = EPOCHS) -> dict[str, float
     vectors = [p for name, p in model.named_parameters() if not name.endswith("bias")]
     bias = [p for name, p in model.named_parameters() if name.endswith("bias")]
     groups = [{"params": vectors, "weight_decay": DECAY}, {"params": bias, "weight_decay": 0.0}]
-    optimizer = run.wrap(torch.optim.AdamW(groups, lr=RATE))
+    optimizer = run.wrap(torch.optim.AdamW(groups, lr=RATE, fused=True))
     baskets = run.loader(Baskets(known, SPLIT), batch_size=BATCH)
     for batch in run.steps(baskets, epochs=epochs):
         loss = model.loss(batch)
@@ -70,7 +70,7 @@ def later_night(run: Run, known: Sales, newest: TwoTower) -> None:
         )
     before = _ranker(newest)
     model = run.wrap(newest)
-    optimizer = run.wrap(torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0))
+    optimizer = run.wrap(torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0, fused=True))
     learned = run.wrap(Newest())
     purchases = run.loader(run.events("purchase"), batch_size=BATCH, collate=Purchases(known, SPLIT))
     for batch, minute in run.steps(purchases):

@@ -28,7 +28,7 @@ class TwoTower(nn.Module):
 
     def __init__(self, num_items: int = 3_866, features: int = FEATURES) -> None:
         super().__init__()
-        self.bought = nn.Embedding(num_items + 1, features, padding_idx=num_items)
+        self.bought = nn.EmbeddingBag(num_items + 1, features, mode="sum", padding_idx=num_items)
         self.item = nn.Parameter(torch.empty(num_items, features))
         self.bias = nn.Parameter(torch.zeros(num_items))
         nn.init.normal_(self.item, std=0.05)
@@ -49,7 +49,7 @@ class TwoTower(nn.Module):
         """The score of every item for each customer."""
         num_items = len(self.item)
         length_B = (bought_BL < num_items).sum(1).clamp(min=1)
-        customer_BD = self.bought(bought_BL).sum(1) / length_B.sqrt()[:, None]
+        customer_BD = self.bought(bought_BL) / length_B.sqrt()[:, None]
         return customer_BD @ self.item.T + self.bias
 
     def loss(self, batch: Batch) -> Tensor:
