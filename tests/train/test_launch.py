@@ -17,7 +17,7 @@ import pytest
 
 from twinhull import broker
 from twinhull.handoff import events
-from twinhull.train.checkpoint import STATE, Store
+from twinhull.train.checkpoint import Store
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(90)]
 
@@ -104,7 +104,7 @@ def test_the_same_exception_three_times_ends_it_and_its_traceback_is_shown_once(
 
 def test_a_rank_that_leaves_without_a_word_is_a_crash_and_not_a_loss(launch: Launch) -> None:
     launched = launch("dies_at_step_3")
-    assert launched.ends() == 1
+    launched.until_said("training crashed")
     assert launched.said("training crashed")[0]["error"] == "rank 1 left with exit 9 and said nothing"
 
 
@@ -114,12 +114,6 @@ def test_an_error_that_trying_again_cannot_mend_ends_it_at_once(launch: Launch) 
     assert len(launched.said("generation started")) == 1
     (line,) = launched.said("training crashed")
     assert "Mine cannot be wrapped: its state['mean'] is a numpy.ndarray" in line["error"]
-
-
-def test_a_function_that_cannot_be_imported_is_one_clear_error(launch: Launch) -> None:
-    launched = launch("no_such_function")
-    assert launched.ends() == 1
-    assert "tiny:no_such_function cannot be loaded" in launched.said("training crashed")[0]["error"]
 
 
 def test_a_killed_launcher_leaves_no_process(launch: Launch) -> None:
@@ -144,27 +138,10 @@ def test_a_killed_torchrun_is_a_loss_and_its_ranks_do_not_live_on(launch: Launch
 
 
 def test_a_hang_is_found_by_the_missing_steps_and_training_goes_on(launch: Launch, tmp_path: Path) -> None:
-    launched = launch("hangs_once", hang_timeout_s=8.0, env={"MARK": str(tmp_path / "mark")})
+    launched = launch("hangs_once", hang_timeout_s=4.0, env={"MARK": str(tmp_path / "mark")})
     assert launched.ends() == 0
     assert launched.said("hang")[0]["step"] in (5, 6)
     assert len(launched.said("generation started")) == 2
-
-
-def test_a_flipped_byte_in_the_newest_checkpoint_falls_back_to_the_one_before(
-    launch: Launch, tmp_path: Path
-) -> None:
-    stopped = launch(save_every_steps=2, env={"PAUSE_S": "0.01"})
-    stopped.until_training(beyond=8)
-    stopped.process.terminate()
-    assert stopped.ends() == 75
-    newest, before, *_ = sorted((tmp_path / "run" / "checkpoints" / "fit").glob("step-*"), reverse=True)
-    content = bytearray((newest / STATE).read_bytes())
-    content[len(content) // 2] ^= 1
-    (newest / STATE).write_bytes(content)
-    again = launch()
-    assert again.ends() == 0
-    assert again.said("checkpoint refused")[0]["checkpoint"] == newest.name
-    assert again.said("resumed")[0]["step"] == int(before.name.removeprefix("step-"))
 
 
 def test_publishing_happens_once_a_cycle_though_all_die_between_it_and_the_end(
@@ -181,15 +158,6 @@ def test_publishing_happens_once_a_cycle_though_all_die_between_it_and_the_end(
     assert len(launched.said("generation started")) == 2
     assert list(published(tmp_path / "run")) == [1]
     assert published(tmp_path / "run")[1]["made_by"] == {"train": "fit", "cycle": 1, "step": 26}
-
-
-def test_cycles_count_on_and_each_publishes(launch: Launch, tmp_path: Path) -> None:
-    launched = launch(every_s=1.0, env={"EPOCHS": "1"})
-    launched.until_said("cycle finished", 2)
-    launched.process.terminate()
-    assert launched.ends() in (0, 75)
-    made = [version["made_by"] for version in published(tmp_path / "run").values()]
-    assert made[:2] == [{"train": "fit", "cycle": c, "step": 13 * c} for c in (1, 2)]
 
 
 def test_loops_one_after_another_see_each_sample_once_though_ranks_are_killed(
@@ -252,8 +220,11 @@ def test_each_event_is_trained_once_though_ranks_are_killed_and_cycles_go_by(
         time.sleep(0.1)
     launched.process.terminate()
     assert launched.ends() in (0, 75)
-    assert trained() == 500
+    assert trained() == 500, (counts, launched.lines[-30:], launched.noise)
     assert bool((counts == 1).all())
+    made = [version["made_by"] for version in published(tmp_path / "run").values()]
+    assert [m["cycle"] for m in made] == list(range(1, len(made) + 1))
+    assert made[-1]["step"] == 50
 
 
 def test_a_train_workload_of_the_system_file_runs_and_publishes(tmp_path: Path) -> None:

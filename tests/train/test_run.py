@@ -1,5 +1,6 @@
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from twinhull.errors import CheckpointError, TwinhullError
+from twinhull.errors import CheckpointError, TwinhullError, UserCodeError
 from twinhull.handoff.registry import Registry
+from twinhull.train.checkpoint import STATE
+from twinhull.train.rank import training_function
 from twinhull.train.run import Run
 from twinhull.train.wrap import unwrap
 
@@ -165,21 +168,52 @@ def test_what_cannot_be_kept_is_refused_when_it_is_wrapped() -> None:
         Run.alone().wrap(Mine())
 
 
+def test_a_damaged_checkpoint_is_refused_and_the_run_goes_on_from_the_one_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for leave_at in (1, 3):
+        with pytest.raises(SystemExit):
+            train(Run.alone(directory=tmp_path), epochs=2, leave_at=leave_at)
+    file = tmp_path / "checkpoints" / "alone" / "step-000000004" / STATE
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    assert Run.alone(directory=tmp_path).step == 2
+    assert "checkpoint refused" in caplog.messages
+
+
+def test_what_a_function_draws_outside_its_loops_is_the_same_in_every_life(tmp_path: Path) -> None:
+    def life(run: Run, *, leave_at: int | None = None) -> list[float]:
+        drawn = [random.random()]
+        train(run)
+        drawn.append(random.random())
+        train(run, leave_at=leave_at)
+        return drawn
+
+    with pytest.raises(SystemExit):
+        life(Run.alone(directory=tmp_path), leave_at=4)
+    resumed = Run.alone(directory=tmp_path)
+    assert resumed.step == 5
+    assert life(resumed) == life(Run.alone())
+
+
+def test_a_function_that_cannot_be_loaded_is_told_in_one_line() -> None:
+    with pytest.raises(UserCodeError, match="no_such:fit cannot be loaded: ModuleNotFoundError"):
+        training_function("no_such:fit")
+
+
 @pytest.mark.live
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("size", [5, 1])
-def test_gradients_of_an_unequal_batch_equal_those_of_one_process(size: int) -> None:
-    """Two ranks under plain torchrun, `size` samples: 3 and 2, or 1 and none."""
+@pytest.mark.timeout(90)
+def test_gradients_of_unequal_parts_equal_those_of_one_process() -> None:
+    """Two ranks under plain torchrun with 3 and 2 samples, then with 1 and none."""
     script = str(APPS / "tail.py")
-    env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "LOGLEVEL": "ERROR"}
-    one = subprocess.run(
-        [sys.executable, script, str(size)], check=True, capture_output=True, text=True, env=env
-    )
+    env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    one = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True, env=env)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    two = subprocess.run([*torchrun, script, str(size)], check=True, capture_output=True, text=True, env=env)
-    (expected,) = (json.loads(line.split(maxsplit=1)[1]) for line in one.stdout.splitlines())
-    found = [json.loads(line.split(maxsplit=1)[1]) for line in two.stdout.splitlines()]
-    assert len(found) == 2
-    for gradients in found:
-        for ours, theirs in zip(gradients, expected, strict=True):
+    two = subprocess.run([*torchrun, script], check=True, capture_output=True, text=True, env=env)
+    expected = dict(line.split(maxsplit=1) for line in one.stdout.splitlines())
+    found = [line.split(maxsplit=1) for line in two.stdout.splitlines()]
+    assert sorted(size for size, _ in found) == ["1", "1", "5", "5"]
+    for size, gradients in found:
+        for ours, theirs in zip(json.loads(gradients), json.loads(expected[size]), strict=True):
             torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs))

@@ -27,6 +27,7 @@ from twinhull.train.live import Failure, Phase, Record
 
 LAGGARD_S = 1.0  # between SIGTERM and SIGKILL for the ranks that outlive a lost one
 STOP_S = 3.0  # the same when the whole run is asked to stop: they save first
+START_S = 120.0  # imports on a busy machine are slow, and no hang
 POLL_S = 0.05
 _EXTERNAL = {-signal.SIGKILL, -signal.SIGINT, -signal.SIGHUP, -signal.SIGQUIT}
 log = logging.getLogger(__name__)
@@ -136,7 +137,7 @@ class Generation:
             if len(self._records) < self._num_ranks:  # nothing to save yet
                 self._kill()
             self._leave(STOP_S)
-        elif now - self._beat_at > self._job.hang_timeout_s:
+        elif now - self._beat_at > self._patience_s:
             self._hung = True
             log.error("hang", extra={"step": self._step, "without_a_step_s": round(now - self._beat_at, 1)})
             self._kill()
@@ -157,6 +158,12 @@ class Generation:
                 self._killed.add(rank)
             _signal(record, signal.SIGKILL)
         self._warm.end()
+
+    @property
+    def _patience_s(self) -> float:
+        """How long without a sign of progress is a hang; a start may always take START_S."""
+        up = len(self._records) == self._num_ranks and all(r.phase for r in self._records.values())
+        return self._job.hang_timeout_s if up else max(self._job.hang_timeout_s, START_S)
 
     @property
     def _step(self) -> int:

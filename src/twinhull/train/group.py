@@ -39,7 +39,7 @@ class Group:
         if torch.cuda.is_available():
             device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
             torch.cuda.set_device(device)
-        else:
+        elif world_size > 1:
             torch.set_num_threads(1)  # ranks share the cores; threads of threads only wait for each other
         if world_size > 1 and not dist.is_initialized():
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "cpu:gloo"

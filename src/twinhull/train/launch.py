@@ -119,12 +119,12 @@ class Launcher:
             before = self._store.last_place()
             outcome = self._generation(replace(job, furthest_step=self._furthest))
             self._furthest = max(self._furthest, outcome.step)
-            if outcome.how == "done":
-                return DONE
+            now = self._store.last_place()
+            if outcome.how == "done" or (now is not None and now.done and now != before):
+                return DONE  # also when a rank was lost after the end was saved
             if outcome.how == "stopped":
                 break
-            saved = self._store.last_place() != before
-            history = history.after(_ended(outcome, saved=saved))
+            history = history.after(_ended(outcome, saved=now != before))
             self._explain(outcome)
             if outcome.how == "refused":
                 return FAILED
@@ -139,7 +139,9 @@ class Launcher:
 
     def _generation(self, job: Job) -> Outcome:
         self._generations += 1
-        warm, self._warm = self._warm or Warm(self._nice), None
+        warm, self._warm = self._warm, None
+        if warm is None or warm.process.poll() is not None:
+            warm = Warm(self._nice)
         generation = Generation(job, warm, self._folder, self._num_ranks)
         log.info("generation started", extra={"generation": self._generations, "ranks": self._num_ranks})
 

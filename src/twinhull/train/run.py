@@ -54,7 +54,7 @@ class Run:
         self._steps_total = self.step
         self._agreement = Agreement(job, group, self.step)
         self._share, self._progress = Share(), Progress(job.name)
-        self._sow(self.step)
+        self._sow_between()
         if beat is not None:
             beat.running(self.step)
 
@@ -114,6 +114,7 @@ class Run:
         """
         number, self._loops = self._loops, self._loops + 1
         if number < self._keeper.place.loop:
+            self._sow_between()
             return
         passing = self._start(number, loader, epochs)
         while True:
@@ -121,7 +122,7 @@ class Run:
             if (part := passing.fetch()) is None:
                 break
             self._share.value = part.share
-            self._sow(self.step)
+            self._sow_step()
             data_s = time.monotonic() - asked_at
             try:
                 yield _on(self.device, part.batch)
@@ -187,6 +188,7 @@ class Run:
     def _leave(self) -> None:
         self._offsets = self._read()
         self._loop, self._passing = self._loop + 1, None
+        self._sow_between()
 
     def _after_step(self, asked_at: float, data_s: float) -> None:
         self._completed()
@@ -226,9 +228,15 @@ class Run:
         if self._beat is not None:
             self._beat.completed(self.step)
 
-    def _sow(self, step: int) -> None:
+    def _sow_step(self) -> None:
         """Seed all random numbers by (seed, step, rank): nothing of them needs to be saved."""
-        seed = step_seed(self.seed, step, self.rank)
+        self._sow(step_seed(self.seed, self.step, self.rank))
+
+    def _sow_between(self) -> None:
+        """Seed what the function does outside its loops, the same on all ranks and in every life."""
+        self._sow(step_seed(self.seed, -self.cycle, self._loops))
+
+    def _sow(self, seed: int) -> None:
         random.seed(seed)
         np.random.seed(seed)  # the user's code may use the old global generator
         torch.default_generator.manual_seed(seed)
