@@ -29,7 +29,9 @@ class Rows:
     def __init__(self) -> None:
         self.carried: list[Batch] = []
         self.heard: list[tuple[str, bytes | None, str, int | None]] = []
-        self.lane = Lane(STOP, 0, "replies", b"\0\0abcdef", lambda batch, _: self.carried.append(batch))
+        self.lane = Lane(
+            STOP, 0, "replies", b"\0\0abcdef", lambda batch, _: self.carried.append(batch), most=10
+        )
 
     def ask(self, name: str = "", within_s: float = 5.0) -> None:
         def heard(output: msgspec.Raw | None, reason: str, version: int | None) -> None:
@@ -131,7 +133,7 @@ async def test_a_carrier_that_refuses_is_told_to_the_rows_at_once():
         raise Unheard("full")
 
     heard: list[str] = []
-    lane = Lane(STOP, 0, "replies", b"\0\0abcdef", refuse)
+    lane = Lane(STOP, 0, "replies", b"\0\0abcdef", refuse, most=10)
     lane.ask(ROW, time.monotonic() + 1, lambda _output, reason, _version: heard.append(reason))
     assert (heard, lane.in_flight) == (["full"], 0)
 
@@ -148,6 +150,22 @@ async def test_batches_that_nobody_answers_open_the_breaker_and_a_probe_closes_i
     assert rows.lane.refuses(time.monotonic() + 9) == "the breaker is open"
     rows.reply(rows.carried[-1])
     assert rows.lane.refuses(time.monotonic() + 9) == ""
+
+
+async def test_a_plane_that_only_answers_late_opens_the_breaker():
+    rows = Rows()
+    for number in range(lanes.TRIP):
+        rows.ask(within_s=0.002)
+        await happens(lambda number=number: rows.lane.tally.timeouts == number + 1)
+        rows.reply(rows.carried[-1])
+    assert rows.lane.breaker == policy.OPEN
+
+
+async def test_a_full_queue_takes_no_more():
+    rows = Rows()
+    for _ in range(37):
+        rows.ask()
+    assert (len(rows.carried), rows.lane.refuses(time.monotonic() + 9)) == (10, "the queue is full")
 
 
 async def test_a_row_that_would_wait_too_long_is_refused():

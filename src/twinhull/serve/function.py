@@ -68,8 +68,16 @@ class Function:
         return Outcome(sealed, errors)
 
     def check(self, rows: list[Any], outputs: int, model: object) -> None:  # Any: decoded rows
-        """Call the function as `answer` does, and raise what it raises: the warm-up of a new model."""
-        fitted = [self._fit(row, outputs) for row in rows]
+        """Call the function as `answer` does, and raise what it raises: the warm-up of a new model.
+
+        Rows that the function does not take are left out: an older form of it may have seen them.
+        """
+        fitted = []
+        for row in rows:
+            with contextlib.suppress(msgspec.ValidationError, TypeError, ValueError):
+                fitted.append(self._fit(row, outputs))
+        if not fitted:
+            return
         if self.takes_rows:
             results = self._call_rows(fitted, {"model": model})
         else:

@@ -68,15 +68,18 @@ class Lane:
 
     All instants are of the monotonic clock; the loop's own stands still within a turn.
     `carry` takes a batch; it may raise Unheard.
-    The names of batches begin with `prefix`.
+    The names of batches begin with `prefix`; no more than `most` are under way.
     """
 
-    def __init__(self, stop: Stop, outputs: int, reply_to: str, prefix: bytes, carry: Carry) -> None:
+    def __init__(
+        self, stop: Stop, outputs: int, reply_to: str, prefix: bytes, carry: Carry, *, most: int
+    ) -> None:
         self.stop = stop
         self.tally = Tally()
         self.breaker = policy.CLOSED
         self.outputs = outputs
         self._reply_to = reply_to
+        self._most = most
         self._carry = carry
         self._loop = asyncio.get_running_loop()
         self._gathering: list[_Row] = []
@@ -103,6 +106,8 @@ class Lane:
             return "the breaker is open"
         if not policy.admits(now, self._rows_ahead, self._rate, give_up):
             return "the queue is too long"
+        if self._under_way >= self._most:
+            return "the queue is full"
         return ""
 
     def ask(self, sealed: msgspec.Raw, give_up: float, heard: Heard) -> None:
@@ -122,9 +127,9 @@ class Lane:
             return False
         if flight.waited_for:
             self._land(flight)
-        else:
+            self._outcome(succeeded=True)
+        else:  # that the plane lives is no reason to send it more: it is too slow
             self.tally.late += 1
-        self._outcome(succeeded=True)
         if reply.model_version is not None:
             self.tally.last_version = reply.model_version
         for index, row in enumerate(flight.rows):

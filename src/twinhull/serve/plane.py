@@ -10,7 +10,7 @@ import msgspec
 from twinhull.broker import Keys
 from twinhull.serve import wire
 from twinhull.serve.lane import Lane, Unheard
-from twinhull.serve.layout import Stop
+from twinhull.serve.layout import DEFAULT_BOUND, Stop
 from twinhull.serve.link import LOST, Link
 
 log = logging.getLogger(__name__)
@@ -49,13 +49,14 @@ class Plane:
             # A batch's name begins with its lane's number, so that a reply finds its lane.
             prefix = len(self.lanes).to_bytes(2) + self._mark
             carry = self._carry_job if stop.lane == "job" else self._carry_event
-            found = Lane(stop, outputs, self._reply_to, prefix, carry)
+            most = self._bounds.get(stop.pool, DEFAULT_BOUND)
+            found = Lane(stop, outputs, self._reply_to, prefix, carry, most=most)
             self.lanes.append(found)
             self._by_place[place] = found
         return found
 
     def _carry_event(self, batch: wire.Batch, stop: Stop) -> None:
-        bound = self._bounds.get(stop.pool, 10_000)
+        bound = self._bounds.get(stop.pool, DEFAULT_BOUND)
         words = ("XADD", self._keys.queue(stop.pool), "MAXLEN", "~", bound, "*", FIELD, wire.encode(batch))
         if not self.link.send(*words, done=partial(self._sent, batch.id)):
             raise Unheard(AWAY)

@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,14 +63,13 @@ class Post:
     stop: Stop
     function: Function
     slot: Slot | None = None
-    sample: list[Any] = field(default_factory=list)  # Any: decoded rows
-    outputs: int = 0
+    sample: tuple[int, list[Any]] = (0, [])  # of so many outputs, rows; Any: decoded. Replaced as a whole
     sampled_at: float = 0.0
 
     def warm_up(self, model: object) -> None:
         """Call the function once with a new model and the rows seen last."""
-        if self.sample:
-            self.function.check(list(self.sample), self.outputs, model)
+        outputs, rows = self.sample
+        self.function.check(rows, outputs, model)
 
 
 class Worker:
@@ -150,7 +149,8 @@ class Worker:
             try:
                 packed: Any = self._hints.get(self._keys.sample(post.stop.task))  # Any: redis-py's reply
                 if packed:
-                    post.outputs, post.sample = wire.decode(packed)
+                    outputs, rows = wire.decode(packed)
+                    post.sample = (int(outputs), list(rows))
             except (RedisError, msgspec.MsgspecError, ValueError, TypeError) as error:
                 log.info("no sample", extra={"task": post.stop.task, "reason": str(error)})
 
@@ -234,10 +234,10 @@ class Worker:
         """Keep rows that were answered well, now and then also for workers that start later."""
         now = time.monotonic()
         if rows:
-            post.sample, post.outputs = rows[:SAMPLE_ROWS], outputs
+            post.sample = (outputs, rows[:SAMPLE_ROWS])
             if now >= post.sampled_at + SAMPLE_EVERY_S or not post.sampled_at:
                 post.sampled_at = now
-                finished.samples[post.stop.task] = wire.encode((outputs, post.sample))
+                finished.samples[post.stop.task] = wire.encode(post.sample)
 
     def _tell(self) -> None:
         now = time.monotonic()
