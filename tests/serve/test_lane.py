@@ -26,11 +26,11 @@ def anyio_backend() -> str:
 class Rows:
     """A lane, what it carried and what its rows heard."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 100) -> None:
         self.carried: list[Batch] = []
         self.heard: list[tuple[str, bytes | None, str, int | None]] = []
         self.lane = Lane(
-            STOP, 0, "replies", b"\0\0abcdef", lambda batch, _: self.carried.append(batch), most=10
+            STOP, 0, "replies", b"\0\0abcdef", lambda batch, _: self.carried.append(batch), most=most
         )
 
     def ask(self, name: str = "", within_s: float = 5.0) -> None:
@@ -162,7 +162,7 @@ async def test_a_plane_that_only_answers_late_opens_the_breaker():
 
 
 async def test_a_full_queue_takes_no_more():
-    rows = Rows()
+    rows = Rows(most=10)
     for _ in range(37):
         rows.ask()
     assert (len(rows.carried), rows.lane.refuses(time.monotonic() + 9)) == (10, "the queue is full")

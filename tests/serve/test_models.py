@@ -3,6 +3,8 @@ from typing import Any
 
 import pytest
 
+from twinhull.serve import wire
+
 pytestmark = [pytest.mark.live, pytest.mark.timeout(60)]
 
 SCORER = "worker-scorers-0"
@@ -59,6 +61,15 @@ def test_a_version_of_a_wrong_shape_is_refused_and_the_old_one_stays(hull, until
 def test_a_version_that_fails_its_warm_up_is_refused_and_the_old_one_stays(hull, until: Callable[..., Any]):
     hull.publish([float("nan"), 0.0])
     assert refusal(hull, until)["reason"] == "FloatingPointError: weights are not finite"
+
+
+def test_rows_of_an_older_form_of_the_code_are_no_reason_to_refuse_a_model(hull):
+    hull.kill(SCORER)
+    with hull.client as client:
+        client.set(hull.keys.sample("rank"), wire.encode((1, [{"customer": 3}])))
+    hull.start_worker("scorers")
+    assert hull.fresh("/recommend", {"user": 3})["model_version"] == hull.version
+    assert not hull.said(SCORER, "model refused")
 
 
 def test_a_restarted_worker_serves_the_newest_version_that_is_good(hull, until: Callable[..., Any]):
