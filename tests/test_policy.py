@@ -9,6 +9,10 @@ instants = st.floats(0.0, 1e9)
 spans = st.floats(0.0, 1e5)
 
 
+def test_a_default_is_made_ready_at_a_share_of_the_deadline() -> None:
+    assert policy.prepare_at(10.0, 0.2, 0.5) == 10.1
+
+
 @given(instants, st.floats(1e-4, 3600.0))
 def test_a_request_gives_up_before_its_deadline_by_the_smaller_reserve(asked_at: float, deadline_s: float):
     give_up = policy.give_up_at(asked_at, deadline_s, 0.020, 0.1)

@@ -26,6 +26,11 @@ def give_up_at(asked_at: float, deadline_s: float, reserve_s: float, reserve_sha
     return asked_at + deadline_s - min(reserve_s, reserve_share * deadline_s)
 
 
+def prepare_at(asked_at: float, deadline_s: float, share: float) -> float:
+    """When the default of a request that still waits is made ready, so that it is there if it is needed."""
+    return asked_at + share * deadline_s
+
+
 def is_expired(now: float, deadline: float) -> bool:
     """Whether nobody waits any longer for work with this deadline."""
     return now > deadline

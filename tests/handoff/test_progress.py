@@ -11,7 +11,7 @@ pytestmark = pytest.mark.live
 
 
 def test_a_stream_that_nobody_wrote_to_holds_nothing(server, client):
-    assert progress.waiting(client, server.keys, "sales") == progress.Waiting(0, 0, None)
+    assert progress.waiting(client, server.keys, "sales") == progress.Waiting(0, 0, None, is_read=False)
 
 
 def test_all_waits_while_training_has_told_nothing(server, client):
@@ -30,7 +30,7 @@ def test_what_training_has_read_no_longer_waits(server, client):
     assert progress.waiting(client, server.keys, "sales").count == 1
     _, offset = reader.read(offset)
     progress.note_read(client, server.keys, "sales", offset)
-    assert progress.waiting(client, server.keys, "sales") == progress.Waiting(0, 3, None)
+    assert progress.waiting(client, server.keys, "sales") == progress.Waiting(0, 3, None, is_read=True)
 
 
 def test_what_was_dropped_does_not_wait(server, client):

@@ -96,6 +96,10 @@ def broken_default(**body):
 
 def slow_default(**body):
     time.sleep(5.0)
+
+def careful_default(**body):
+    time.sleep(0.15)  # more than is kept back from the deadline, less than half of it
+    return ["careful"]
 '''
 
 SYSTEM = """
@@ -127,6 +131,7 @@ endpoints:
   bare: {path: [double], deadline: 900 ms, fallback: []}
   sum: {path: [[double, triple], add], deadline: 900 ms, fallback: []}
   late: {path: [slow], deadline: 300 ms, fallback: [cache]}
+  careful: {path: [slow], deadline: 900 ms, fallback: [app:careful_default]}
   retried: {path: [flaky], deadline: 900 ms, fallback: []}
   crossing: {path: [hold, shout], deadline: 15 s, fallback: []}
   held: {path: [hold], deadline: 15 s, fallback: []}
@@ -141,7 +146,7 @@ endpoints:
 WEIGHTS = [1.0, 10.0]
 STANDING = {"broker", "gateway", "worker-web-0", "worker-scorers-0"}
 TASKS = ["features", "rank", "double", "triple", "add", "slow", "once", "flaky", "shout", "poison"]
-DEFAULTS = ["best", "broken_default", "slow_default"]
+DEFAULTS = ["best", "broken_default", "slow_default", "careful_default"]
 
 
 @dataclass

@@ -21,6 +21,7 @@ class Waiting:
     count: int  # not yet read, as far as training has told
     added: int  # ever appended
     oldest_age_s: float | None  # None: nothing waits
+    is_read: bool  # whether training has ever told of this stream
 
 
 def note_read(client: redis.Redis, keys: Keys, name: str, offset: Offset) -> None:
@@ -53,6 +54,6 @@ def _question(keys: Keys, name: str) -> list[str | int]:
 
 
 def _waiting(reply: Any) -> Waiting:  # Any: what the script gives
-    count, added, oldest, now = reply
+    count, added, oldest, now, read = reply
     age = max(0.0, (int(now) - int(oldest.partition(b"-")[0])) / 1000) if oldest and count else None
-    return Waiting(int(count), int(added), age)
+    return Waiting(int(count), int(added), age, bool(read))

@@ -67,7 +67,7 @@ end
 local oldest = redis.call('XRANGE', KEYS[1], '(' .. after, '+', 'COUNT', 1)[1]
 local now = redis.call('TIME')
 return {math.max(0, math.min(added - index, redis.call('XLEN', KEYS[1]))), added, oldest and oldest[1] or '',
-  string.format('%.0f', now[1] * 1000 + math.floor(now[2] / 1000))}
+  string.format('%.0f', now[1] * 1000 + math.floor(now[2] / 1000)), read[3] and 1 or 0}
 """
 
 

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 RESERVE_S = 0.020  # kept back from the deadline for the ladder and the way to the client
 RESERVE_SHARE = 0.1  # but never more than this share of a short deadline
 LAST_MOMENT_S = 0.002  # kept back even from a default function
+PREPARE_SHARE = 0.5  # of the deadline: who waits that long has a default made ready, in case
+COMPLAIN_EVERY_S = 1.0  # about a default function that fails
 
 Default = Callable[..., Any]  # Any: the user's own signature
 
@@ -64,6 +66,7 @@ class Desk:
         self._loop = asyncio.get_running_loop()
         self._prefix = promise.name.encode() + b":"
         self._caches = CACHE in promise.fallback
+        self._complained_at: dict[str, float] = {}
 
     async def ask(self, body: Body) -> Answer:
         """Answer a request, by its deadline whatever becomes of the plane."""
@@ -76,13 +79,20 @@ class Desk:
             self.promise.stages, self.plane, self.counts, give_up=give_up, keep=partial(self.keep, body.key)
         )
         question.enter(0, [body.sealed])
+        ready: list[asyncio.Future[bytes]] = []
         if not question.decided.done():
-            timer = self._loop.call_later(give_up - asked_at, question.give_up)
+            timers = [self._loop.call_later(give_up - asked_at, question.give_up)]
+            if self.promise.defaults:
+                prepare = policy.prepare_at(asked_at, self.promise.deadline_s, PREPARE_SHARE)
+                timers.append(self._loop.call_later(prepare - asked_at, self._prepare, body, ready))
             await question.decided
-            timer.cancel()
+            for timer in timers:
+                timer.cancel()
         fresh = question.decided.result()
         if fresh is None:
-            answer = await self._fall_back(body, deadline, give_up, looked_up, question.reason)
+            if looked_up is not None and not looked_up.done() and (left := give_up - time.monotonic()) > 0.0:
+                await asyncio.wait({looked_up}, timeout=left)
+            answer = await self._fall_back(body, deadline, ready, question.reason)
         else:
             answer = Answer(fresh.value, policy.FRESH, 0.0, fresh.version, 0.0)
         return self._counted(answer, asked_at, deadline)
@@ -124,11 +134,9 @@ class Desk:
             looked_up.set_result(None)
 
     async def _fall_back(
-        self, body: Body, deadline: float, give_up: float, looked_up: asyncio.Future[None] | None, reason: str
+        self, body: Body, deadline: float, ready: list[asyncio.Future[bytes]], reason: str
     ) -> Answer:
         ladder = list(self.promise.fallback)
-        if looked_up is not None and not looked_up.done() and (left := give_up - time.monotonic()) > 0.0:
-            await asyncio.wait({looked_up}, timeout=left)
         while True:
             now = time.time()
             kept = self._memory.get(self._prefix + body.key) if CACHE in ladder else cache.NOTHING
@@ -141,20 +149,42 @@ class Desk:
                 return Answer(b"null", choice, 0.0, None, 0.0, reason or "no answer in time")
             ladder.remove(defaults[0])
             left = deadline - LAST_MOMENT_S - time.monotonic()
-            value = await self._default(defaults[0], body, left / len(defaults))
+            work = ready.pop() if ready else self._start(defaults[0], body)
+            value = await self._default(defaults[0], work, left / len(defaults))
             if value is not None:
                 return Answer(value, choice, 0.0, None, 0.0)
 
-    async def _default(self, run: str, body: Body, patience_s: float) -> bytes | None:
-        work = self._loop.run_in_executor(self._threads, _call, self._defaults[run], body.fields)
+    def _prepare(self, body: Body, ready: list[asyncio.Future[bytes]]) -> None:
+        """Make the first default ready, unless the cache stands before it and has something."""
+        first_rung = self.promise.fallback[0]
+        if first_rung != CACHE or self._memory.get(self._prefix + body.key) is cache.NOTHING:
+            work = self._start(self.promise.defaults[0], body)
+            work.add_done_callback(_heard)
+            ready.append(work)
+
+    def _start(self, run: str, body: Body) -> asyncio.Future[bytes]:
+        return self._loop.run_in_executor(self._threads, _call, self._defaults[run], body.fields)
+
+    async def _default(self, run: str, work: asyncio.Future[bytes], patience_s: float) -> bytes | None:
         try:
             return await asyncio.wait_for(work, max(0.0, patience_s))
         except TimeoutError:
             reason = f"took longer than its {patience_s * 1000:.1f} ms"
         except Exception as error:  # the user's code may raise anything: the next rung answers
             reason = f"{type(error).__name__}: {error}"
-        log.warning("default failed", extra={"endpoint": self.promise.name, "run": run, "reason": reason})
+        self.counts.defaults_failed += 1
+        now = time.monotonic()
+        if now >= self._complained_at.get(run, -COMPLAIN_EVERY_S) + COMPLAIN_EVERY_S:
+            self._complained_at[run] = now
+            facts = {"endpoint": self.promise.name, "run": run, "reason": reason}
+            log.warning("default failed", extra={**facts, "so_far": self.counts.defaults_failed})
         return None
+
+
+def _heard(work: asyncio.Future[bytes]) -> None:
+    """Look at the outcome of a default that nobody may need, so that asyncio does not report it as lost."""
+    if not work.cancelled():
+        work.exception()
 
 
 def _call(function: Default, fields: dict[str, Any]) -> bytes:  # Any: whatever JSON can say

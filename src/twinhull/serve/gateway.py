@@ -77,7 +77,7 @@ async def serve(directory: RunDirectory, system: System, url: str, listener: soc
         server = _server(app(Front(desks, bodies, recorder, metrics, queues, plane)))
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _leave, server)
         link = asyncio.create_task(plane.link.run())
-        sampling = asyncio.create_task(_sample(metrics, queues))
+        sampling = asyncio.create_task(_sample(metrics, queues, recorder))
         link.add_done_callback(partial(_died, server))
         await plane.link.reached(PATIENCE_S)
         gc.collect()
@@ -131,11 +131,12 @@ def _died(server: uvicorn.Server, task: asyncio.Task[None]) -> None:
         _leave(server)
 
 
-async def _sample(metrics: Serving, queues: Queues) -> None:
+async def _sample(metrics: Serving, queues: Queues, recorder: Recorder) -> None:
     while True:
         await asyncio.sleep(1.0)
         logs.sample(metrics.sample())
         queues.look()
+        await recorder.look()
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

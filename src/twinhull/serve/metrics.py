@@ -99,6 +99,10 @@ class Serving(Collector):
         values |= {f"serve.queue.{pool}": n for pool, n in self._queues.length.items()}
         values |= {f"events.{name}.appended": n for name, n in self._recorder.appended.items()}
         values |= {f"events.{name}.dropped": n for name, n in self._recorder.dropped.items()}
+        for name, unread in self._recorder.unread.items():
+            if unread.is_read or name not in self._desks:  # answers of an endpoint may be meant for nobody
+                values[f"events.{name}.waiting"] = unread.count
+                values[f"events.{name}.oldest_s"] = unread.oldest_age_s or 0.0
         return values
 
     def _endpoints(self) -> Iterable[Metric]:
@@ -113,6 +117,7 @@ class Serving(Collector):
                 ("shed", "requests not sent on"),
                 ("errors", "rows that user code failed on"),
                 ("retried", "rows sent once more"),
+                ("defaults_failed", "default functions that raised or were too slow"),
             )
         }
         for name, desk in self._desks.items():

@@ -33,6 +33,7 @@ class Counts:
     shed: int = 0  # not sent because the answer would have come too late
     errors: int = 0  # rows that the user's code failed on
     retried: int = 0
+    defaults_failed: int = 0  # default functions that raised or were too slow
     latency: Latency = field(default_factory=Latency)
 
 

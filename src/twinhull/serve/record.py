@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 from twinhull.broker import Keys, connect_async
 from twinhull.errors import BrokerError, TwinhullError
 from twinhull.handoff.events import Writer
+from twinhull.handoff.progress import Waiting, waiting_async
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class Recorder:
     def __init__(self, url: str, keys: Keys) -> None:
         self.appended: dict[str, int] = {}
         self.dropped: dict[str, int] = {}
+        self.unread: dict[str, Waiting] = {}  # what waits for training, at the last look
         self._client = connect_async(url, timeout_s=TIMEOUT_S)
         self._keys = keys
         self._writers: dict[str, Writer] = {}
@@ -90,6 +92,12 @@ class Recorder:
         self._waiting.setdefault(stream, deque()).append(packed)
         self._num_waiting += 1
         self._num_bytes += len(bytes(packed))
+
+    async def look(self) -> None:
+        """See how much waits for training; of a broker that is away the last sight stays."""
+        for stream in list(self._writers):
+            with contextlib.suppress(BrokerError):
+                self.unread[stream] = await waiting_async(self._client, self._keys, stream)
 
     async def post(self, stream: str, bodies: list[msgspec.Raw], key: str | None) -> int:
         """Append events now, once per key; how many were new.
