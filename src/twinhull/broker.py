@@ -233,6 +233,7 @@ def _ask(url: str) -> tuple[str, str]:
     """Name and version of a running server; BrokerError when it is not there, refuses us, or is too old."""
     try:
         with connect(url, protocol=2) as client:  # 3 begins with a command that servers before 6 lack
+            client.ping()  # INFO alone is answered while the file is still being read
             about: Any = client.info("server")  # Any: values of several types
     except (ValueError, TypeError):  # no URL, or an option that redis-py lacks; the text may quote a password
         raise BrokerError(f"the broker's URL {masked(url)} cannot be read.") from None
