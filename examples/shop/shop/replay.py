@@ -1,7 +1,7 @@
 """What did the customers of the test period do? The same, as requests for the load generator, at any pace.
 
-`python -m shop.replay --rate 150/s > FILE`, then `twinhull load URL --requests FILE --arrivals file`: for each
-purchase from 1 November 2011 on, in the order of time, a request and then the event of the purchase.
+`python -m shop.replay --rate 150/s > FILE`, then `twinhull load URL --requests FILE --arrivals file`: for
+each purchase from 1 November 2011 on, in the order of time, a request and then the event of the purchase.
 """
 
 import argparse
