@@ -64,6 +64,8 @@ def _cleaned(rows: Iterator[dict[str, str]], source: str) -> Sales:
     letters = [letter_of[name] for name in COLUMNS]
     minute, customer, quantity, said = array("q"), array("q"), array("q"), list[str]()
     for number, row in enumerate(rows, 2):
+        if number % 100_000 == 0:
+            log.info("reading the workbook", extra={"lines": number})
         description, count, day, price, who = (row.get(letter, "").strip() for letter in letters)
         if not (description and who) or float(count or 0) <= 0 or float(price or 0) <= 0:
             continue
@@ -71,8 +73,6 @@ def _cleaned(rows: Iterator[dict[str, str]], source: str) -> Sales:
         customer.append(int(float(who)) - FIRST_CUSTOMER)
         quantity.append(min(int(float(count)), LARGEST))
         said.append(description)
-        if number % 100_000 == 0:
-            log.info("reading the workbook", extra={"lines": number})
     return _sorted(minute, customer, quantity, said, source)
 
 
