@@ -147,7 +147,7 @@ async def story(run: Run, endpoint: Endpoint, say: Callable[[str], None]) -> tup
             await _phases(run, generator, say)
         finally:
             posting.cancel()
-        report = await generator.finish(at_once=True)
+        report = await generator.end()
     await asyncio.gather(posting, return_exceptions=True)
     listening.cancel()
     return report, shopper
@@ -202,8 +202,8 @@ async def _phases(run: Run, generator: Generator, say: Callable[[str], None]) ->
 
 
 def _stepped(run: Run) -> bool:
-    """Whether training has steps to lose: a checkpoint of this cycle is saved."""
-    return bool(run.seen("checkpoint saved"))
+    """Whether training has steps to lose: more than its first checkpoint is saved."""
+    return len(run.seen("checkpoint saved")) >= 2
 
 
 def _ranks(run: Run) -> list[psutil.Process]:
@@ -259,7 +259,7 @@ def summary(report: LoadReport, run: Run, left: list[str]) -> dict[str, Any]:  #
     metrics = [e.get("metrics") or {} for e in run.seen("published")]
     first = metrics[0] if metrics else {}
     return {
-        "asked": total.asked - total.unanswered,
+        "asked": total.asked,
         "answered_in_time": total.answered_in_time,
         "fresh": total.fresh,
         "cached": total.cached,

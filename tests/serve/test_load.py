@@ -235,6 +235,24 @@ def test_phases_and_streams_are_counted_apart():
     assert all(r.asked_at <= r.sent_at <= r.answered_at for r in records)
 
 
+def test_an_ended_load_asks_nothing_more_and_waits_for_its_answers():
+    async def slow(_connection, _request):
+        await asyncio.sleep(0.1)
+        return http(ANSWER)
+
+    async def load(url):
+        async with Generator(url) as generator:
+            generator.start("load", itertools.repeat(SHOT), constant(1000))
+            while generator.now.asked < 20:
+                await asyncio.sleep(0.001)
+            return await generator.end()
+
+    with serving(slow) as server:
+        total = asyncio.run(load(server.url)).total
+        asked_later = len(server.bodies)
+    assert total.fresh == total.asked == asked_later >= 20
+
+
 def test_a_crowd_is_repeatable_and_as_large_as_asked():
     instants = list(itertools.islice(poisson(200, seed=4), 20_000))
     assert instants == list(itertools.islice(poisson(200, seed=4), 20_000))

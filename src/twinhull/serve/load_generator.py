@@ -168,6 +168,15 @@ class Generator:
         await asyncio.gather(*self._tasks)
         await self._client.drained.wait()
 
+    async def end(self) -> LoadReport:
+        """Ask nothing more, wait for the answers that are under way, and report."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        asked_s = time.monotonic() - self._began
+        await self._client.drained.wait()
+        return self.report(asked_s)
+
     def report(self, took_s: float | None = None, *, interrupted: bool = False) -> LoadReport:
         """What became of the requests so far."""
         lags = sorted(self._lags_s)
