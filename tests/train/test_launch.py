@@ -44,7 +44,7 @@ def test_twenty_killed_ranks_are_twenty_recoveries_at_the_first_restart_and_the_
     shaken = launch(directory=tmp_path / "shaken", save_every_steps=5, env=env | {"PAUSE_S": "0.003"})
     chance = random.Random(7)
     for generation in range(1, 21):
-        ranks = shaken.until_training(generation)
+        ranks = shaken.until_training(generation, beyond=chance.randrange(8))
         os.kill(ranks[chance.randrange(2)].pid, signal.SIGKILL)
     assert shaken.ends() == 0
     assert len(shaken.said("generation started")) == 21

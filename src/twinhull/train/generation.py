@@ -28,6 +28,7 @@ from twinhull.train.live import Failure, Phase, Record
 LAGGARD_S = 1.0  # between SIGTERM and SIGKILL for the ranks that outlive a lost one
 STOP_S = 3.0  # the same when the whole run is asked to stop: they save first
 START_S = 120.0  # imports on a busy machine are slow, and no hang
+AGENT_S = 1.0  # for torchrun to notice that its ranks are gone
 POLL_S = 0.05
 _EXTERNAL = {-signal.SIGKILL, -signal.SIGINT, -signal.SIGHUP, -signal.SIGQUIT}
 log = logging.getLogger(__name__)
@@ -46,17 +47,15 @@ class Outcome:
     failure: Failure | None
 
 
-class Warm:
-    """torchrun, started ahead of its need: PyTorch is imported, nothing else is done."""
+class Agent:
+    """torchrun, which serves one generation after another: PyTorch is imported once, each store is fresh."""
 
     def __init__(self, nice: int) -> None:
         local = {
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # a shared one hands out dead addresses
             "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": os.environ.get(
-                "GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo"
-            ),
         }
+        loopback = "lo0" if sys.platform == "darwin" else "lo"
         self.process = subprocess.Popen(
             [
                 sys.executable,
@@ -68,16 +67,22 @@ class Warm:
                 str(nice),
             ],
             stdin=subprocess.PIPE,
-            env={**os.environ, **local},
+            env={"GLOO_SOCKET_IFNAME": loopback, **os.environ, **local},
             text=True,
+            start_new_session=True,  # a signal to the launcher's group is the launcher's to pass on
         )
 
+    @property
+    def lives(self) -> bool:
+        """Whether it can start ranks."""
+        return self.process.poll() is None
+
     def start(self, arguments: list[str], exits: Path) -> None:
-        """Let it start its ranks."""
+        """Let it start ranks; when all of them have left it writes how into `exits`."""
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):  # it is dead; whoever waits for it will see
             self.process.stdin.write(json.dumps({"arguments": arguments, "exits": str(exits)}) + "\n")
-            self.process.stdin.close()
+            self.process.stdin.flush()
 
     def end(self) -> None:
         """Kill it."""
@@ -91,32 +96,32 @@ class Warm:
 class Generation:
     """States: started, stepping (a step is complete), leaving (somebody left or was asked to), ended."""
 
-    def __init__(self, job: Job, warm: Warm, folder: Path, num_ranks: int) -> None:
+    def __init__(self, job: Job, agent: Agent, folder: Path, num_ranks: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        self._job, self._warm, self._folder, self._num_ranks = job, warm, folder, num_ranks
+        self._job, self._agent, self._folder, self._num_ranks = job, agent, folder, num_ranks
         self._started = self._beat_at = time.monotonic()
         self._beats, self._first_step_at = -1, 0.0
         self._records: dict[int, Record] = {}
         self._killed: set[int] = set()
         self._leave_by: float | None = None
         self._hung = False
-        warm.start(_arguments(job, folder, num_ranks), folder / "exits.json")
+        self._exits = folder / "exits.json"
+        agent.start(_arguments(job, folder, num_ranks), self._exits)
 
     @property
     def is_stepping(self) -> bool:
         """Whether a step was completed."""
         return self._first_step_at > 0
 
-    def watch(self, stopping: Callable[[], bool], each: Callable[[], None]) -> Outcome:
-        """Wait until all its processes have ended; `each` is called between two looks at them."""
-        while self._warm.process.poll() is None:
+    def watch(self, stopping: Callable[[], bool]) -> Outcome:
+        """Wait until all its ranks have ended."""
+        while self._agent.lives and not self._exits.exists():
             self._look()
             if self._leave_by is None:
                 self._consider(stopping=stopping())
             elif time.monotonic() >= self._leave_by:
                 self._kill()
-            each()
             time.sleep(POLL_S)
         self._records = live.read(self._folder)
         self._kill()
@@ -134,13 +139,10 @@ class Generation:
         """Whether it is time for all ranks to leave."""
         now = time.monotonic()
         if stopping:
-            if len(self._records) < self._num_ranks:  # nothing to save yet
-                self._kill()
-            self._leave(STOP_S)
+            self._leave(STOP_S if len(self._records) == self._num_ranks else 0.0)  # nothing to save yet
         elif now - self._beat_at > self._patience_s:
             self._hung = True
             log.error("hang", extra={"step": self._step, "without_a_step_s": round(now - self._beat_at, 1)})
-            self._kill()
             self._leave(0.0)
         elif any(not _lives(record) and record.phase not in (Phase.DONE, Phase.STOPPED)
                  for record in self._records.values()):  # fmt: skip
@@ -152,12 +154,13 @@ class Generation:
             _signal(record, signal.SIGTERM)
 
     def _kill(self) -> None:
-        """End the ranks that still run, with all they have started, then torchrun."""
+        """End the ranks that still run, with all they have started, and a torchrun that outlives them."""
         for rank, record in self._records.items():
             if _lives(record):
                 self._killed.add(rank)
             _signal(record, signal.SIGKILL)
-        self._warm.end()
+        if not self._exits.exists() and time.monotonic() > (self._leave_by or 0.0) + AGENT_S:
+            self._agent.end()
 
     @property
     def _patience_s(self) -> float:
@@ -193,9 +196,9 @@ class Generation:
     def _cause(self) -> tuple[How, Failure | None]:
         """Whose fault it is that ranks left without a word: somebody's from outside, or the code's."""
         path = self._folder / "exits.json"
-        if not path.exists() and self._warm.process.returncode >= 0:
+        if not path.exists() and self._agent.process.returncode >= 0:
             return "crash", Failure(
-                self._step, f"torchrun left with exit {self._warm.process.returncode}", ""
+                self._step, f"torchrun left with exit {self._agent.process.returncode}", ""
             )
         exits = {int(r): int(c) for r, c in json.loads(path.read_text()).items()} if path.exists() else {}
         # torchrun sends SIGTERM to the others when one has left: theirs is never the cause

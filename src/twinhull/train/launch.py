@@ -23,7 +23,7 @@ from twinhull.errors import TwinhullError
 from twinhull.rundir import RunDirectory
 from twinhull.train import live
 from twinhull.train.checkpoint import Place, Store
-from twinhull.train.generation import POLL_S, Generation, Outcome, Warm
+from twinhull.train.generation import POLL_S, Agent, Generation, Outcome
 from twinhull.train.job import Job
 from twinhull.train.restarts import Ended, History
 
@@ -84,7 +84,7 @@ class Launcher:
         self._store = Store(self._run.checkpoints / job.name, job.keep)
         self._folder = live.directory(self._run, job.name)
         self._stopping = False
-        self._warm: Warm | None = None
+        self._agent: Agent | None = None
         self._generations = 0
         self._shown: set[str] = set()
         self._furthest = max((record.step for record in live.read(self._folder).values()), default=0)
@@ -102,8 +102,8 @@ class Launcher:
                 if code != DONE:
                     return code
         finally:
-            if self._warm is not None:
-                self._warm.end()
+            if self._agent is not None:
+                self._agent.end()
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _wait_for_next(self, done: Place) -> bool:
@@ -139,18 +139,10 @@ class Launcher:
 
     def _generation(self, job: Job) -> Outcome:
         self._generations += 1
-        warm, self._warm = self._warm, None
-        if warm is None or warm.process.poll() is not None:
-            warm = Warm(self._nice)
-        generation = Generation(job, warm, self._folder, self._num_ranks)
+        if self._agent is None or not self._agent.lives:
+            self._agent = Agent(self._nice)
         log.info("generation started", extra={"generation": self._generations, "ranks": self._num_ranks})
-
-        def warm_up() -> None:
-            """Get ready for the next one, once this one no longer needs the machine for its own start."""
-            if self._warm is None and generation.is_stepping and not self._stopping:
-                self._warm = Warm(self._nice)
-
-        return generation.watch(lambda: self._stopping, warm_up)
+        return Generation(job, self._agent, self._folder, self._num_ranks).watch(lambda: self._stopping)
 
     def _explain(self, outcome: Outcome) -> None:
         failure = outcome.failure

@@ -7,6 +7,7 @@ something was completed, never from a thread in the background: a rank that hang
 import json
 import os
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -89,7 +90,10 @@ def read(folder: Path) -> dict[int, Record]:
     """All ranks that have spoken so far, by rank."""
     found: dict[int, Record] = {}
     for path in sorted(folder.glob("rank-*")) if folder.is_dir() else ():
-        content = path.read_bytes() if not path.suffix else b""
+        content = b""
+        if not path.suffix:
+            with suppress(FileNotFoundError):  # the launcher is clearing the folder for the next generation
+                content = path.read_bytes()
         if len(content) == _RECORD.size:
             pid, phase, step, beats, started = _RECORD.unpack(content)
             found[int(path.name.removeprefix("rank-"))] = Record(pid, Phase(phase), step, beats, started)

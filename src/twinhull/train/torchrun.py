@@ -1,8 +1,8 @@
-"""torchrun as a child that can be kept warm: imports PyTorch at once, starts its ranks when it is told to.
+"""torchrun as a child that stays: imports PyTorch once, starts one set of ranks after another when told.
 
-It reads one line from standard input, the arguments of torchrun as JSON, and leaves if there is none. It says
-how each rank left in a file, since torchrun's own exit status is 1 for everything. It ends with its parent,
-and its ranks end with it: they watch the process id that it leaves in their environment.
+Each line on standard input holds the arguments of one torchrun as JSON, and the end of input ends it. How the
+ranks left is written into a file, since torchrun's own exit status is 1 for everything. It ends with its
+parent, and the ranks end with it: they watch the process id that it leaves in their environment.
 """
 
 import argparse
@@ -11,15 +11,17 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TextIO
 
 from twinhull import processes
 
 PARENT = "TWINHULL_PARENT"  # the process whose end is the end of a rank
 
 
-def main() -> int:
-    """Run torchrun once, as told on standard input."""
+def main() -> None:
+    """Run torchrun as often as standard input says."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--nice", type=int, default=0)
@@ -29,23 +31,29 @@ def main() -> int:
     if arguments.nice:
         os.nice(arguments.nice)
     logging.disable()  # torchrun's words: the launcher reports a failure once, in its own
+    os.environ[PARENT] = str(os.getpid())
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    line = sys.stdin.readline()
-    if not line:
-        return 0
-    told = json.loads(line)
+    for line in _orders():
+        told = json.loads(line)
+        exits: Mapping[int, int] = {}
+        try:
+            run.run(run.parse_args(told["arguments"]))
+        except ChildFailedError as error:
+            exits = {rank: failure.exitcode for rank, failure in error.failures.items()}
+        beside = Path(told["exits"] + ".tmp")
+        beside.write_text(json.dumps(exits), encoding="utf-8")
+        beside.replace(told["exits"])
+
+
+def _orders() -> TextIO:
+    """The lines of standard input, which the ranks no longer have."""
+    own = os.fdopen(os.dup(0))
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
-    os.environ[PARENT] = str(os.getpid())
-    try:
-        run.run(run.parse_args(told["arguments"]))
-    except ChildFailedError as error:
-        exits = {rank: failure.exitcode for rank, failure in error.failures.items()}
-        Path(told["exits"]).write_text(json.dumps(exits), encoding="utf-8")
-        return 1
-    return 0
+    os.close(nothing)
+    return own
 
 
 def end_with(parent: int) -> None:
@@ -56,6 +64,6 @@ def end_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    code = main()
+    main()
     sys.stdout.flush()
-    os._exit(code)  # torch's threads must not decide how this ends
+    os._exit(0)  # torch's threads must not decide how this ends

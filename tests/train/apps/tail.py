@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 
 import torch
 from torch import nn
@@ -15,7 +14,7 @@ for size in (5, 1):
     numbers = [[float(i), float(i * i % 5), 1.0] for i in range(size)]
     for x in run.steps(run.loader(numbers, batch_size=100, collate=torch.tensor)):
         model(x).pow(2).mean().backward()
-    print(size, json.dumps([p.grad.flatten().tolist() for p in model.parameters()]), flush=True)
+    line = f"{size} {json.dumps([p.grad.flatten().tolist() for p in model.parameters()])}\n"
+    os.write(1, line.encode())  # whole: two ranks write to one pipe
     model.zero_grad()
-sys.stdout.flush()
 os._exit(0)
