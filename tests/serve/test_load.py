@@ -236,15 +236,21 @@ def test_phases_and_streams_are_counted_apart():
 
 
 def test_an_ended_load_asks_nothing_more_and_waits_for_its_answers():
+    twenty = asyncio.Event()
+
     async def slow(_connection, _request):
         await asyncio.sleep(0.1)
         return http(ANSWER)
 
+    def shots():
+        yield from [SHOT] * 20
+        twenty.set()
+        yield from itertools.repeat(SHOT)
+
     async def load(url):
         async with Generator(url) as generator:
-            generator.start("load", itertools.repeat(SHOT), constant(1000))
-            while generator.now.asked < 20:
-                await asyncio.sleep(0.001)
+            generator.start("load", shots(), constant(1000))
+            await twenty.wait()
             return await generator.end()
 
     with serving(slow) as server:
