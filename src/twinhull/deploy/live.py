@@ -16,6 +16,7 @@ from twinhull.deploy.record import Record
 TRAINING, SERVING, BEAM = "#7b7fe8", "#3aa6a0", "#d0a048"  # indigo, teal, amber
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDTH = 36  # columns of a bar
+_LINE = 62  # columns of the metrics
 _MARK = {"warning": ("!", BEAM), "error": ("✗", "red"), "critical": ("✗", "red")}
 
 
@@ -172,7 +173,8 @@ def _event(record: Record) -> Text:
 
 
 def _metrics(training: Training) -> str:
-    return "  ".join(f"{k} {v:.3g}" for k, v in training.metrics.items() if isinstance(v, int | float))
+    shown = "  ".join(f"{k} {v:.3g}" for k, v in training.metrics.items() if isinstance(v, int | float))
+    return shown if len(shown) <= _LINE else shown[: _LINE - 1] + "…"
 
 
 def _duration(seconds: float) -> str:
