@@ -28,7 +28,7 @@ from twinhull.train.live import Failure, Phase, Record
 LAGGARD_S = 1.0  # between SIGTERM and SIGKILL for the ranks that outlive a lost one
 STOP_S = 3.0  # the same when the whole run is asked to stop: they save first
 START_S = 120.0  # imports on a busy machine are slow, and no hang
-AGENT_S = 1.0  # for torchrun to notice that its ranks are gone
+AGENT_S = 5.0  # for torchrun to say how its ranks left, once they are gone
 POLL_S = 0.05
 _EXTERNAL = {-signal.SIGKILL, -signal.SIGINT, -signal.SIGHUP, -signal.SIGQUIT}
 log = logging.getLogger(__name__)
@@ -106,6 +106,7 @@ class Generation:
         self._killed: set[int] = set()
         self._leave_by: float | None = None
         self._hung = False
+        self._agent_s = AGENT_S
         self._exits = folder / "exits.json"
         agent.start(_arguments(job, folder, num_ranks), self._exits)
 
@@ -139,6 +140,7 @@ class Generation:
         """Whether it is time for all ranks to leave."""
         now = time.monotonic()
         if stopping:
+            self._agent_s = 0.0
             self._leave(STOP_S if len(self._records) == self._num_ranks else 0.0)  # nothing to save yet
         elif now - self._beat_at > self._patience_s:
             self._hung = True
@@ -159,7 +161,7 @@ class Generation:
             if _lives(record):
                 self._killed.add(rank)
             _signal(record, signal.SIGKILL)
-        if not self._exits.exists() and time.monotonic() > (self._leave_by or 0.0) + AGENT_S:
+        if not self._exits.exists() and time.monotonic() > (self._leave_by or 0.0) + self._agent_s:
             self._agent.end()
 
     @property
@@ -195,12 +197,11 @@ class Generation:
 
     def _cause(self) -> tuple[How, Failure | None]:
         """Whose fault it is that ranks left without a word: somebody's from outside, or the code's."""
-        path = self._folder / "exits.json"
-        if not path.exists() and self._agent.process.returncode >= 0:
-            return "crash", Failure(
-                self._step, f"torchrun left with exit {self._agent.process.returncode}", ""
-            )
-        exits = {int(r): int(c) for r, c in json.loads(path.read_text()).items()} if path.exists() else {}
+        if not self._exits.exists():
+            code = self._agent.process.wait()
+            said = f"torchrun left with exit {code}"
+            return ("loss", None) if code < 0 else ("crash", Failure(self._step, said, ""))
+        exits = {int(rank): int(code) for rank, code in json.loads(self._exits.read_text()).items()}
         # torchrun sends SIGTERM to the others when one has left: theirs is never the cause
         own = {rank: c for rank, c in exits.items() if rank not in self._killed and c != -signal.SIGTERM}
         for rank, code in own.items():
@@ -211,9 +212,8 @@ class Generation:
             return "loss", None
         peers = {rank for rank, record in self._records.items() if record.phase is Phase.PEER_LOST}
         rank, code = min(own.items(), key=lambda item: (item[0] in peers, item[1]))  # the one who left first
-        said = live.failure(self._folder, rank)
-        words = said.error if said is not None else f"rank {rank} left with exit {code} and said nothing"
-        return "crash", Failure(self._step, words, said.traceback if said is not None else "")
+        silent = Failure(self._step, f"rank {rank} left with exit {code} and said nothing", "")
+        return "crash", live.failure(self._folder, rank) or silent
 
 
 def _arguments(job: Job, folder: Path, num_ranks: int) -> list[str]:
