@@ -27,7 +27,8 @@ import psutil
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from shop.replay import purchases  # noqa: E402  # found beside this file
+from shop import sales  # noqa: E402  # found beside this file
+from shop.replay import purchases  # noqa: E402
 
 from twinhull.rundir import RunDirectory  # noqa: E402
 from twinhull.serve.load_generator import Generator, Shot, constant  # noqa: E402
@@ -304,6 +305,7 @@ def main() -> int:
 
     root = Path(tempfile.mkdtemp(prefix="twinhull-demo-"))
     endpoint = load(HERE / "shop.yaml").system.endpoints["recommend"]
+    say(f"sales: {sales.find().source}")  # a first download takes its time here, not in a start that waits
     run = started(root)
     say(f"twinhull up examples/shop/shop.yaml (run directory {root})")
     try:
