@@ -75,7 +75,7 @@ def test_sigterm_saves_and_leaves_and_the_next_launcher_goes_on_to_the_same_weig
 def test_sigterm_while_no_step_runs_ends_within_the_grace_and_keeps_the_last_checkpoint(
     launch: Launch, tmp_path: Path
 ) -> None:
-    launched = launch("evaluates_for_ever", env={"MARK": str(tmp_path / "mark")})
+    launched = launch("evaluates_for_ever", ranks=1, env={"MARK": str(tmp_path / "mark")})
     while not (tmp_path / "mark").exists():
         assert launched.process.poll() is None
         time.sleep(0.01)
@@ -109,7 +109,7 @@ def test_a_rank_that_leaves_without_a_word_is_a_crash_and_not_a_loss(launch: Lau
 
 
 def test_an_error_that_trying_again_cannot_mend_ends_it_at_once(launch: Launch) -> None:
-    launched = launch("wraps_an_array")
+    launched = launch("wraps_an_array", ranks=1)
     assert launched.ends() == 1
     assert len(launched.said("generation started")) == 1
     (line,) = launched.said("training crashed")
@@ -126,8 +126,8 @@ def test_a_killed_launcher_leaves_no_process(launch: Launch) -> None:
 
 
 def test_a_killed_torchrun_is_a_loss_and_its_ranks_do_not_live_on(launch: Launch) -> None:
-    launched = launch(save_every_steps=5, env={"PAUSE_S": "0.01"})
-    ranks = launched.until_training()
+    launched = launch(ranks=1, save_every_steps=5, env={"PAUSE_S": "0.01"})
+    ranks = launched.until_training(ranks=1)
     parent = psutil.Process(ranks[0].pid).parent()
     assert parent is not None
     orphans = [psutil.Process(record.pid) for record in ranks.values()]
@@ -138,7 +138,7 @@ def test_a_killed_torchrun_is_a_loss_and_its_ranks_do_not_live_on(launch: Launch
 
 
 def test_a_hang_is_found_by_the_missing_steps_and_training_goes_on(launch: Launch, tmp_path: Path) -> None:
-    launched = launch("hangs_once", hang_timeout_s=4.0, env={"MARK": str(tmp_path / "mark")})
+    launched = launch("hangs_once", ranks=1, hang_timeout_s=4.0, env={"MARK": str(tmp_path / "mark")})
     assert launched.ends() == 0
     assert launched.said("hang")[0]["step"] in (5, 6)
     assert len(launched.said("generation started")) == 2
@@ -148,7 +148,7 @@ def test_publishing_happens_once_a_cycle_though_all_die_between_it_and_the_end(
     launch: Launch, tmp_path: Path
 ) -> None:
     mark = tmp_path / "mark"
-    launched = launch("fit_and_linger", env={"MARK": str(mark)})
+    launched = launch("fit_and_linger", ranks=1, env={"MARK": str(mark)})
     launched.until_said("published")
     while not mark.exists():
         time.sleep(0.01)

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -77,11 +76,12 @@ class Agent:
         """Whether it can start ranks."""
         return self.process.poll() is None
 
-    def start(self, arguments: list[str], exits: Path) -> None:
+    def start(self, job: Job, num_ranks: int, folder: Path, exits: Path) -> None:
         """Let it start ranks; when all of them have left it writes how into `exits`."""
+        order = {"ranks": num_ranks, "job": job.to_json(), "live": str(folder), "exits": str(exits)}
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):  # it is dead; whoever waits for it will see
-            self.process.stdin.write(json.dumps({"arguments": arguments, "exits": str(exits)}) + "\n")
+            self.process.stdin.write(json.dumps(order) + "\n")
             self.process.stdin.flush()
 
     def end(self) -> None:
@@ -108,7 +108,7 @@ class Generation:
         self._hung = False
         self._agent_s = AGENT_S
         self._exits = folder / "exits.json"
-        agent.start(_arguments(job, folder, num_ranks), self._exits)
+        agent.start(job, num_ranks, folder, self._exits)
 
     @property
     def is_stepping(self) -> bool:
@@ -202,36 +202,20 @@ class Generation:
             said = f"torchrun left with exit {code}"
             return ("loss", None) if code < 0 else ("crash", Failure(self._step, said, ""))
         exits = {int(rank): int(code) for rank, code in json.loads(self._exits.read_text()).items()}
+        peers = {rank for rank, record in self._records.items() if record.phase is Phase.PEER_LOST}
         # torchrun sends SIGTERM to the others when one has left: theirs is never the cause
         own = {rank: c for rank, c in exits.items() if rank not in self._killed and c != -signal.SIGTERM}
-        for rank, code in own.items():
-            if rank not in self._records or self._records[rank].phase < Phase.DONE:
-                log.warning("rank left", extra={"rank": rank, "exit": code, "step": self._step})
-        stopped = any(record.phase is Phase.STOPPED for record in self._records.values())
-        if stopped or not own or any(code in _EXTERNAL for code in own.values()):
+        first = {rank: code for rank, code in own.items() if rank not in peers}
+        for rank, code in first.items():
+            log.warning("rank left", extra={"rank": rank, "exit": code, "step": self._step})
+        if any(code in _EXTERNAL for code in first.values()) or not own:
             return "loss", None
-        peers = {rank for rank, record in self._records.items() if record.phase is Phase.PEER_LOST}
-        rank, code = min(own.items(), key=lambda item: (item[0] in peers, item[1]))  # the one who left first
-        silent = Failure(self._step, f"rank {rank} left with exit {code} and said nothing", "")
-        return "crash", live.failure(self._folder, rank) or silent
-
-
-def _arguments(job: Job, folder: Path, num_ranks: int) -> list[str]:
-    """What torchrun is told: one node, ports of its own choosing on loopback, no restarts of its own."""
-    return [
-        "--nnodes=1",
-        f"--nproc-per-node={num_ranks}",
-        "--max-restarts=0",
-        "--rdzv-backend=c10d",
-        "--rdzv-endpoint=127.0.0.1:0",
-        f"--rdzv-id={uuid.uuid4().hex}",
-        "--local-addr=127.0.0.1",
-        f"--log-dir={folder / 'torchrun'}",
-        "-m",
-        "twinhull.train.rank",
-        f"--job={job.to_json()}",
-        f"--live={folder}",
-    ]
+        if first:
+            rank, code = next(iter(first.items()))
+            return "crash", Failure(self._step, f"rank {rank} left with exit {code} and said nothing", "")
+        if len(peers) < self._num_ranks:  # somebody left without being seen: killed, as far as anybody knows
+            return "loss", None
+        return "crash", live.failure(self._folder, min(peers))
 
 
 def _lives(record: Record) -> bool:

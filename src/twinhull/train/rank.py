@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,10 @@ from twinhull.train import torchrun
 from twinhull.train.job import Job
 from twinhull.train.live import Beat, Failure, Phase
 
+LINGER_S = 0.2  # torchrun looks every 0.05 s and tells only of the first to leave: let it see whom we lost
+_kept: list[
+    object
+] = []  # what holds a model of several ranks complains if it is freed after the group was left
 log = logging.getLogger(__name__)
 
 
@@ -26,11 +31,31 @@ def main() -> int:
     parser.add_argument("--job", required=True)
     parser.add_argument("--live", type=Path, required=True)
     arguments = parser.parse_args()
+    return _enter(arguments.job, arguments.live)
+
+
+def forked(job: str, live: str) -> None:
+    """The same in a process that the agent has forked: without the agent's session, signals and silence."""
+    os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    logging.disable(logging.NOTSET)
+    code = _enter(job, Path(live))
+    _flush()
+    if code:
+        os._exit(code)  # a return would be a success to torchrun
+
+
+def _enter(job_said: str, live: Path) -> int:
     torchrun.end_with(int(os.environ[torchrun.PARENT]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    job, rank = Job.from_json(arguments.job), int(os.environ["RANK"])
+    job, rank = Job.from_json(job_said), int(os.environ["RANK"])
     logs.setup(f"rank:{job.name}-{rank}")
-    return _train(job, Beat(arguments.live, rank))
+    return _train(job, Beat(live, rank))
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
 
 
 def _train(job: Job, beat: Beat) -> int:
@@ -49,6 +74,7 @@ def _train(job: Job, beat: Beat) -> int:
         function(run)
         run.finish()
         group.leave()
+        _kept.append(run)
     except Stopped:
         beat.left(Phase.STOPPED)
         return 0
@@ -57,6 +83,8 @@ def _train(job: Job, beat: Beat) -> int:
         if is_peer_lost(error):
             phase = Phase.PEER_LOST
         beat.left(phase, _failure(error, beat.step))
+        if phase is Phase.PEER_LOST:
+            time.sleep(LINGER_S)
         return 1
     beat.left(Phase.DONE)
     return 0
@@ -84,6 +112,5 @@ def _failure(error: BaseException, step: int) -> Failure:
 
 if __name__ == "__main__":
     code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
     os._exit(code)  # what torch does at a usual exit sometimes aborts, and on the error path may never return
