@@ -78,9 +78,9 @@ class Poster(threading.Thread):
             body = "\n".join(json.dumps({"n": n}) for n in range(first, first + BUNDLE)).encode()
             while not self.post(body, f"bundle-{first}"):
                 self.repeated += 1
-                time.sleep(0.1)
+                time.sleep(0.05)
             self.accepted += BUNDLE
-            time.sleep(0.1)
+            time.sleep(0.05)
 
     def post(self, body: bytes, key: str) -> bool:
         headers = {"Content-Type": "application/x-ndjson", "Idempotency-Key": key}

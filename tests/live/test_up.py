@@ -120,7 +120,7 @@ def test_it_trains_hands_over_and_serves_then_ctrl_c_leaves_nothing(tmp_path: Pa
 def test_a_second_up_in_the_same_run_directory_continues_where_the_first_stopped(
     tmp_path: Path, start_up: Any
 ) -> None:
-    file = system(tmp_path, epochs=40, pause=0.01)
+    file = system(tmp_path, epochs=15, pause=0.02)
     first = start_up(file, "--only", "training")
     saved = first.wait_for("checkpoint saved", step=50)["step"]
     assert first.stop(signal.SIGTERM) == 75
