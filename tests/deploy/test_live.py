@@ -1,5 +1,6 @@
 import io
 
+import pytest
 from inline_snapshot import snapshot
 from rich.console import Console
 
@@ -85,6 +86,15 @@ twinhull up  shop    http://127.0.0.1:7474
 
 q stop   Ctrl-C stop
 """)
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "said"),
+    [("ended", 0, "done"), ("ended", 75, "stopped and saved"), ("ended", 1, "failed"), ("lost", -9, "lost")],
+)
+def test_the_view_says_what_has_become_of_training(kind: str, code: int, said: str) -> None:
+    end = Record(1.0, "up", kind, facts={"process": "train:fit", "exit": code})
+    assert f"progress     {said}" in drawn(board_after(end))
 
 
 def test_the_parts_of_a_bar_always_fill_its_width() -> None:

@@ -104,6 +104,8 @@ class Board:
             self.expected.add(process)
         elif record.kind in {"lost", "ended"}:
             self.alive.pop(process, None)
+            if process.startswith("train:"):
+                self._training(process.removeprefix("train:")).state = _state(record)
         if record.kind == "swapped" and "model" in facts:
             self.versions.setdefault(str(facts["model"]), {})[record.role] = int(facts["version"])
 
@@ -128,3 +130,10 @@ class Board:
     def _training(self, name: str) -> Training:
         job = name.rsplit("-", 1)[0] if name not in self.trainings and name[-1:].isdigit() else name
         return self.trainings.setdefault(job if job in self.trainings else name, Training())
+
+
+def _state(end: Record) -> str:
+    """What has become of a training job whose launcher left."""
+    if end.kind == "lost":
+        return "lost, starting again"
+    return {0: "done", 75: "stopped and saved"}.get(int(end.facts.get("exit", 1)), "failed, see its log")
