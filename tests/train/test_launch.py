@@ -67,6 +67,7 @@ def test_sigterm_saves_and_leaves_and_the_next_launcher_goes_on_to_the_same_weig
     assert again.ends() == 0
     assert again.said("resumed")[0]["step"] == saved.place.step
     assert again.said("resumed")[0]["repeated_steps"] == 0
+    assert not again.noise
     assert calm.ends() == 0
     assert published(tmp_path / "stopped")[1]["sha256"] == published(tmp_path / "calm")[1]["sha256"]
     assert launch(directory=tmp_path / "stopped").ends() == 0  # nothing is left to do

@@ -42,7 +42,7 @@ class Group:
         elif world_size > 1:
             torch.set_num_threads(1)  # ranks share the cores; threads of threads only wait for each other
         if world_size > 1 and not dist.is_initialized():
-            backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "cpu:gloo"
+            backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
             dist.init_process_group(backend, timeout=timedelta(seconds=job.hang_timeout_s + 10))
         return cls(rank, world_size, device)
 

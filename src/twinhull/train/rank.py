@@ -19,9 +19,6 @@ from twinhull.train.job import Job
 from twinhull.train.live import Beat, Failure, Phase
 
 LINGER_S = 0.2  # torchrun looks every 0.05 s and tells only of the first to leave: let it see whom we lost
-_kept: list[
-    object
-] = []  # what holds a model of several ranks complains if it is freed after the group was left
 log = logging.getLogger(__name__)
 
 
@@ -74,7 +71,6 @@ def _train(job: Job, beat: Beat) -> int:
         function(run)
         run.finish()
         group.leave()
-        _kept.append(run)
     except Stopped:
         beat.left(Phase.STOPPED)
         return 0
