@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from twinhull.errors import RunInUse, TwinhullError
-from twinhull.rundir import RunDirectory, default_for
+from twinhull.rundir import RunDirectory, default_for, write_whole
 
 HOLDER = """
 import subprocess, sys
@@ -181,3 +181,11 @@ def test_the_default_lies_beside_the_file_wherever_one_stands(tmp_path, monkeypa
     (tmp_path / "sub").mkdir()
     monkeypatch.chdir(tmp_path / "sub")
     assert default_for(Path("../shop.yaml"), "shop").root == tmp_path / ".twinhull" / "shop"
+
+
+def test_a_small_file_is_replaced_whole(tmp_path):
+    path = tmp_path / "up.json"
+    write_whole(path, "old")
+    write_whole(path, "new")
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]

@@ -134,3 +134,10 @@ class RunDirectory:
 def default_for(system_file: Path, name: str) -> RunDirectory:
     """The run directory of a system file when `--run` is not given: `.twinhull/NAME` beside the file."""
     return RunDirectory(system_file.resolve().parent / ".twinhull" / name)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a small file: a reader sees the old text or the new one. Raises OSError."""
+    aside = path.with_name(path.name + ".tmp")
+    aside.write_text(text, encoding="utf-8")
+    aside.replace(path)

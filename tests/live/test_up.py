@@ -153,6 +153,24 @@ def test_serving_alone_answers_from_its_ladder_until_there_is_a_model(tmp_path: 
     assert not any(role.startswith("train:") for role in run.roles())
 
 
+def test_a_system_that_only_trains_ends_with_its_training_and_opens_no_port(
+    tmp_path: Path, start_up: Any
+) -> None:
+    file = system(tmp_path, epochs=1)
+    file.write_text("\n".join(line for line in SYSTEM.split("\n")[:6]))
+    run = start_up(file)
+    assert run.process.wait(60) == 0
+    assert run.stop() == 0
+    assert run.seen("published", version=1)
+    assert not run.seen("gateway")
+
+
+def test_a_plane_that_the_system_lacks_is_one_clear_line(tmp_path: Path) -> None:
+    file = system(tmp_path)
+    file.write_text("\n".join(line for line in SYSTEM.split("\n")[:6]))
+    assert "--only serving" in refused(file, "--only", "serving")
+
+
 def test_a_gateway_that_is_killed_comes_back_on_the_same_port(tmp_path: Path, start_up: Any) -> None:
     run = start_up(system(tmp_path), "--only", "serving", "--port", "0")
     url = run.url

@@ -53,14 +53,12 @@ def training(system: System, local: Local, at: Place) -> list[Command]:
     return [
         _module(at, f"train:{name}", "twinhull.train.launch", "--train", name, "--ranks", str(ranks))
         for name, ranks in local.ranks.items()
-        if isinstance(system.components.get(name), Train)
+        if name in trains(system)
     ]
 
 
 def serving(system: System, local: Local, at: Place, listener: int) -> list[Command]:
     """Gateway, event workers, job workers and, if a task runs by the clock, the clock."""
-    if not system.endpoints and not tasks(system):
-        return []
     found = [_module(at, "gateway", "twinhull.serve.gateway", "--fd", str(listener), pass_fds=(listener,))]
     for pool in sorted(_pools(system, "event")):
         for index in range(local.workers.get(pool, 1)):
@@ -75,6 +73,11 @@ def serving(system: System, local: Local, at: Place, listener: int) -> list[Comm
     return found
 
 
+def trains(system: System) -> dict[str, Train]:
+    """The training jobs of a system, by name."""
+    return {name: part for name, part in system.components.items() if isinstance(part, Train)}
+
+
 def tasks(system: System) -> dict[str, Task]:
     """The tasks of a system, by name."""
     return {name: part for name, part in system.components.items() if isinstance(part, Task)}
@@ -84,7 +87,7 @@ def functions(system: System, planes: Iterable[Plane]) -> dict[Plane, list[str]]
     """The user's functions that these planes call, as module:function."""
     found: dict[Plane, list[str]] = {}
     if "training" in planes:
-        found["training"] = [t.run for t in system.components.values() if isinstance(t, Train) and t.run]
+        found["training"] = [t.run for t in trains(system).values() if t.run]
     if "serving" in planes:
         rungs = [rung for end in system.endpoints.values() for rung in end.fallback or () if ":" in rung]
         found["serving"] = [*(t.run for t in tasks(system).values() if t.run), *rungs]

@@ -1,13 +1,12 @@
 """What does the supervisor keep of a run? The journal, one log file a process, and `up.json`."""
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 from twinhull.deploy.record import SAID, Record
-from twinhull.rundir import RunDirectory
+from twinhull.rundir import RunDirectory, write_whole
 from twinhull.trace import Journal
 
 _LOG_LIMIT = 20 << 20  # bytes; then the file is set aside once, so a run keeps at most twice this a process
@@ -48,10 +47,8 @@ class Keeper:
 
     def write_up(self, facts: Mapping[str, Any]) -> None:  # Any: JSON
         """Replace `up.json` whole."""
-        aside = self.directory.up.with_suffix(".tmp")
         try:
-            aside.write_text(json.dumps(facts, indent=1))
-            os.replace(aside, self.directory.up)  # noqa: PTH105  # the atomic one
+            write_whole(self.directory.up, json.dumps(facts, indent=1))
         except OSError:
             self.lost += 1
 

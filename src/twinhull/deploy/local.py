@@ -23,9 +23,9 @@ from twinhull.deploy.record import Record
 from twinhull.deploy.screen import Lines, LiveScreen, Screen
 from twinhull.errors import TwinhullError
 from twinhull.processes import Child, Command, Exit
-from twinhull.rundir import RunDirectory, default_for
+from twinhull.rundir import RunDirectory, default_for, write_whole
 from twinhull.system.load import load
-from twinhull.system.model import State, System, Train
+from twinhull.system.model import State, System
 from twinhull.system.runnable import missing
 from twinhull.system.write import dump
 
@@ -68,38 +68,50 @@ def up(file: Path, options: Options) -> int:
 
 
 def _prepare(system: System, run: RunDirectory, code: Path, options: Options) -> int:
+    """Everything that may be refused, then the supervisor, then whatever it left."""
     local = scale.scaled(system, num_cores=scale.cores(), ranks=options.ranks, workers=options.workers)
     here = scale.effective(system, local)
-    run.system.write_text(dump(here))
-    planes: list[children.Plane] = [options.only] if options.only else ["training", "serving"]
-    trains = (
-        {n: c for n, c in system.components.items() if isinstance(c, Train)} if "training" in planes else {}
-    )
-    preflight.need_torch(trains)
+    planes = _planes(system, options.only)
     holder = system.components.get("broker")
     source = broker.find(holder.url if isinstance(holder, State) else None)
     url = source.url or broker.address(run.broker)
     at = children.place(run, url, code)
-    print(f"twinhull {__version__}: importing your code ...", file=sys.stderr, flush=True)
-    preflight.import_functions(children.functions(system, planes), at)
-    listener = preflight.listen(HOST, options.port) if "serving" in planes else None
-    commands: list[Command] = []
     if "training" in planes:
-        commands += children.training(here, local, at)
-    if listener is not None:
-        commands += children.serving(here, local, at, listener.fileno())
-    server = children.server(at, source) if source.url is None else None
-    try:
+        preflight.need_torch(children.trains(system))
+    with contextlib.ExitStack() as opened:
+        listener: socket.socket | None = None
+        if "serving" in planes:
+            listener = opened.enter_context(preflight.listen(HOST, options.port))
+        print(f"twinhull {__version__}: importing your code ...", file=sys.stderr, flush=True)
+        preflight.import_functions(children.functions(system, planes), at)
+        write_whole(run.system, dump(here))
+        commands = children.training(here, local, at) if "training" in planes else []
+        if listener is not None:
+            commands += children.serving(here, local, at, listener.fileno())
+        server = children.server(at, source) if source.url is None else None
+        opened.callback(_clear, run, source)
         supervisor = Supervisor(here, run, source, url, server, commands, listener, options, local.notes)
         return asyncio.run(supervisor.run())
-    finally:
-        if listener is not None:
-            listener.close()
-        for name in processes.end_descendants():
-            print(f"twinhull: ended what was left of: {name}", file=sys.stderr)
-        if source.url is None:
-            broker.clear(run.broker)
-        run.up.unlink(missing_ok=True)
+
+
+def _planes(system: System, only: children.Plane | None) -> list[children.Plane]:
+    """The planes that the system has, or the one that is asked for."""
+    has: dict[children.Plane, bool] = {
+        "training": bool(children.trains(system)),
+        "serving": bool(system.endpoints or children.tasks(system)),
+    }
+    if only is not None and not has[only]:
+        raise TwinhullError(f"--only {only}: {system.name} has nothing for it.", hint="Leave --only out.")
+    return [plane for plane, there in has.items() if there and only in (None, plane)]
+
+
+def _clear(run: RunDirectory, source: broker.Source) -> None:
+    """Leave no process, no socket and no word of what runs."""
+    for name in processes.end_descendants():
+        print(f"twinhull: ended what was left of: {name}", file=sys.stderr)
+    if source.url is None:
+        broker.clear(run.broker)
+    run.up.unlink(missing_ok=True)
 
 
 @dataclass(slots=True)

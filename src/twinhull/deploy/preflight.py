@@ -2,17 +2,16 @@
 
 import importlib.util
 import json
-import os
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from twinhull.deploy.children import Place, Plane
 from twinhull.errors import TwinhullError, UserCodeError
+from twinhull.rundir import write_whole
 
 _IMPORT_LIMIT_S = 120.0  # importing PyTorch from a cold disk takes tens of seconds
 _BACKLOG = 1024  # connections that wait while the gateway restarts
@@ -36,7 +35,7 @@ def import_functions(functions: Mapping[Plane, list[str]], at: Place) -> None:
         done = {plane: pool.submit(_describe, names, at) for plane, names in functions.items() if names}
         found = {plane: future.result() for plane, future in done.items()}
     if "serving" in functions:
-        _write(at.run.entries, json.dumps(found.get("serving", {}), indent=1))
+        write_whole(at.run.entries, json.dumps(found.get("serving", {}), indent=1))
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -79,10 +78,3 @@ def _describe(names: list[str], at: Place) -> dict[str, Any]:  # Any: what serve
     if "error" in said:
         raise UserCodeError(said["error"], hint=said.get("hint", ""))
     return said
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace a small file whole."""
-    aside = path.with_name(path.name + ".tmp")
-    aside.write_text(text)
-    os.replace(aside, path)  # noqa: PTH105  # the atomic one
