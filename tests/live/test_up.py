@@ -84,6 +84,10 @@ def ask(url: str, x: float) -> dict[str, Any]:
         return dict(json.loads(answer.read()))
 
 
+def _listening(pid: int) -> list[Any]:  # Any: psutil has no types
+    return [c for c in psutil.Process(pid).net_connections("inet") if c.status == psutil.CONN_LISTEN]
+
+
 def refused(file: Path, *options: str, env: dict[str, str] | None = None) -> str:
     """The one line with which `up` declines; exit code 2 and nothing started."""
     done = subprocess.run(
@@ -150,6 +154,8 @@ def test_serving_alone_answers_from_its_ladder_until_there_is_a_model(tmp_path: 
     run.wait_for("gateway ready")
     answer = ask(url, 3.0)
     assert (answer["source"], answer["value"], answer["model_version"]) == ("default", 0.0, None)
+    listening = [c.laddr.ip for pid in run.roles().values() for c in _listening(pid)]
+    assert set(listening) == {"127.0.0.1"}
     assert not any(role.startswith("train:") for role in run.roles())
 
 
