@@ -57,8 +57,8 @@ def test_an_empty_line_is_nothing() -> None:
 def test_no_line_breaks_the_reader_or_the_printer(line: bytes) -> None:
     found = record.read("x", line)
     if found is not None:
-        plain.line(found, "console")
-        json.loads(plain.line(found, "json"))
+        assert plain.line(found, "console")
+        assert json.loads(plain.line(found, "json"))["event"] == found.kind
 
 
 def test_a_console_line_names_time_role_event_and_facts() -> None:
