@@ -94,7 +94,7 @@ def test_a_child_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) 
 def test_a_grandchild_in_the_group_ends_with_the_child(tmp_path: Path) -> None:
     async def story() -> None:
         heard = Heard()
-        forks = "import os, time\npid = os.fork()\nprint(os.getpid(), flush=True)\n"
+        forks = "import os, time\npid = os.fork()\nos.write(1, f'{os.getpid()}\\n'.encode())\n"
         parent = forks + "time.sleep(60 if pid == 0 else 0.2)"
         child = heard.child(parent, tmp_path, final=frozenset({0}))
         await child.run()
