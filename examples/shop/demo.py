@@ -305,7 +305,8 @@ def main() -> int:
 
     root = Path(tempfile.mkdtemp(prefix="twinhull-demo-"))
     endpoint = load(HERE / "shop.yaml").system.endpoints["recommend"]
-    say(f"sales: {sales.find().source}")  # a first download takes its time here, not in a start that waits
+    known = sales.find()  # a first download takes its time here, not in a start that waits
+    say(f"sales: {known.source}")
     run = started(root)
     say(f"twinhull up examples/shop/shop.yaml (run directory {root})")
     try:
@@ -318,9 +319,12 @@ def main() -> int:
         except subprocess.TimeoutExpired:
             run.process.kill()
         left = leftovers(run.directory)
-    figures = summary(report, run, left)
+    figures = {**summary(report, run, left), "sales": "real" if known.real else "synthetic"}
     print(table(report))
-    print(f"recall@10 on new items {figures['recall_new']}, best sellers {figures['recall_best_sellers']}")
+    print(
+        f"recall@10 on new items {figures['recall_new']:.3f}, "
+        f"best sellers {figures['recall_best_sellers']:.3f}, {figures['sales']} sales"
+    )
     print(f"versions served {figures['versions_served']}, steps repeated {figures['steps_repeated']}")
     print(f"purchases posted {shopper.posted}, bundles posted again {shopper.repeated}")
     print(f"left over: {'; '.join(left) or 'nothing'}")
@@ -337,4 +341,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
