@@ -104,7 +104,7 @@ def test_outside_a_run_the_nightly_job_keeps_nothing(
 
 def test_serving_and_replay_import_no_torch() -> None:
     code = "import sys; import shop.serve, shop.replay; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], cwd=SHOP, check=True)
+    assert subprocess.run([sys.executable, "-c", code], cwd=SHOP, check=False).returncode == 0
 
 
 def test_the_replay_is_the_test_period_at_the_stated_pace(known: Sales) -> None:

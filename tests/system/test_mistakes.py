@@ -162,7 +162,8 @@ def test_a_deadline_shorter_than_the_wait_for_a_batch_is_told_with_both():
 
 def test_a_deadline_longer_than_the_wait_for_a_batch_is_fine():
     tasks = "a: {task: m:a, pool: p, batch: 32 within 199 ms}"
-    load_text(with_tasks("endpoints: {e: {path: [a], deadline: 0.2 s}}", tasks), Path("x.yaml"))
+    found = load_text(with_tasks("endpoints: {e: {path: [a], deadline: 0.2 s}}", tasks), Path("x.yaml"))
+    assert found.system.endpoints["e"].deadline == 0.2
 
 
 def test_a_circle_of_hosts_is_told_once():

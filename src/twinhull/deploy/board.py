@@ -2,6 +2,7 @@
 
 import math
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,7 +73,12 @@ class Board:
         for name, value in record.sample.items():
             self._sampled(record.t, name.split("."), value)
         if record.kind:
-            self._happened(record)
+            if record.kind not in _QUIET or record.level in {"warning", "error"}:
+                self.recent.append(record)
+            with suppress(
+                KeyError, TypeError, ValueError
+            ):  # a user's event may have our words, not our facts
+                self._happened(record)
 
     def _sampled(self, t: float, name: list[str], value: float) -> None:
         match name:
@@ -92,22 +98,25 @@ class Board:
                 pass
 
     def _happened(self, record: Record) -> None:
-        if record.kind not in _QUIET or record.level in {"warning", "error"}:
-            self.recent.append(record)
         facts = record.facts
-        if record.role.startswith(("train:", "rank:")):
-            name = record.role.split(":", 1)[1]
-            self._trained(self._training(str(facts.get("train", name))), record)
-        process = str(facts.get("process", ""))
-        if record.kind == "started" and process:
-            self.alive[process] = int(facts["pid"])
+        plane, _, name = record.role.partition(":")
+        if plane == "train":
+            self._trained(self._training(name), record)
+        elif plane == "rank":
+            self._trained(self._training(name.rpartition("-")[0]), record)
+        elif plane == "up" and "process" in facts:
+            self._lives(str(facts["process"]), record)
+        elif plane == "worker" and record.kind == "swapped":
+            self.versions.setdefault(str(facts["model"]), {})[record.role] = int(facts["version"])
+
+    def _lives(self, process: str, record: Record) -> None:
+        if record.kind == "started":
+            self.alive[process] = int(record.facts["pid"])
             self.expected.add(process)
-        elif record.kind in {"lost", "ended"}:
+        else:
             self.alive.pop(process, None)
             if process.startswith("train:"):
                 self._training(process.removeprefix("train:")).state = _state(record)
-        if record.kind == "swapped" and "model" in facts:
-            self.versions.setdefault(str(facts["model"]), {})[record.role] = int(facts["version"])
 
     def _trained(self, training: Training, record: Record) -> None:
         facts = record.facts
@@ -127,9 +136,8 @@ class Board:
             case _:
                 pass
 
-    def _training(self, name: str) -> Training:
-        job = name.rsplit("-", 1)[0] if name not in self.trainings and name[-1:].isdigit() else name
-        return self.trainings.setdefault(job if job in self.trainings else name, Training())
+    def _training(self, job: str) -> Training:
+        return self.trainings.setdefault(job, Training())
 
 
 def _state(end: Record) -> str:

@@ -11,7 +11,8 @@ from twinhull import broker, logs, rundir
 from twinhull.deploy.scale import Local
 from twinhull.processes import Command
 from twinhull.rundir import RunDirectory
-from twinhull.system.lanes import lane_of
+from twinhull.serve import layout
+from twinhull.system.lanes import lanes_of
 from twinhull.system.model import System, Task, Train
 
 Plane = Literal["training", "serving"]
@@ -60,13 +61,13 @@ def training(system: System, local: Local, at: Place) -> list[Command]:
 def serving(system: System, local: Local, at: Place, listener: int) -> list[Command]:
     """Gateway, event workers, job workers and, if a task runs by the clock, the clock."""
     found = [_module(at, "gateway", "twinhull.serve.gateway", "--fd", str(listener), pass_fds=(listener,))]
-    for pool in sorted(_pools(system, "event")):
+    for pool in layout.pools(system):
         for index in range(local.workers.get(pool, 1)):
             name, which = f"worker:{pool}-{index}", ("--pool", pool, "--index", str(index))
             found.append(_module(at, name, "twinhull.serve.worker", *which))
     found += [
         _module(at, f"jobs:{pool}", "twinhull.serve.jobs", "--pool", pool)
-        for pool in sorted(_pools(system, "job"))
+        for pool in sorted(_job_pools(system))
     ]
     if any(task.every is not None for task in tasks(system).values()):
         found.append(_module(at, "clock", "twinhull.serve.jobs", "--beat"))
@@ -94,23 +95,13 @@ def functions(system: System, planes: Iterable[Plane]) -> dict[Plane, list[str]]
     return {plane: sorted(set(names)) for plane, names in found.items()}
 
 
-def _pools(system: System, lane: Literal["event", "job"]) -> set[str]:
-    found: set[str] = set()
-    for name, task in tasks(system).items():
-        callers = [e for e, end in system.endpoints.items() if _on_path(name, end.path or ())]
-        lanes = {lane_of(system, caller, name) for caller in callers or [None]}
-        if lane in lanes or (lane == "job" and task.every is not None):
-            found.add(_pool_of(system, task))
-    return found
-
-
-def _pool_of(system: System, task: Task) -> str:
-    holder = system.components.get(task.host or "")
-    return task.pool or (holder.pool if holder is not None else None) or ""
-
-
-def _on_path(task: str, path: Iterable[str | tuple[str, ...]]) -> bool:
-    return any(task == stage or (not isinstance(stage, str) and task in stage) for stage in path)
+def _job_pools(system: System) -> set[str]:
+    """The pools with work for Celery: by their lane, or because the clock sends it."""
+    return {
+        layout.pool_of(system, task)
+        for name, task in tasks(system).items()
+        if task.every is not None or "job" in lanes_of(system, name)
+    }
 
 
 def _module(at: Place, name: str, module: str, *arguments: str, pass_fds: tuple[int, ...] = ()) -> Command:

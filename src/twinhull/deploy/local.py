@@ -238,10 +238,10 @@ class Supervisor:
     def _training_ended(self, end: Exit) -> None:
         if end.code not in {0, _STOPPED_AND_SAVED}:
             self._code = 1 if end.code == 1 else 2
-        still = [
-            n for n, child in self._children.items() if n.startswith("train:") and not child.ended.is_set()
-        ]
-        still = [name for name in still if name != end.name]
+        still = any(
+            name.startswith("train:") and name != end.name and not child.ended.is_set()
+            for name, child in self._children.items()
+        )
         if self.listener is None and not still:
             self._stop.set()
 

@@ -144,7 +144,7 @@ def _stop(system: System, endpoint: str, name: str) -> Stop:
     return Stop(
         task=name,
         run=task.run,
-        pool=_pool(system, task),
+        pool=pool_of(system, task),
         lane=lane_of(system, endpoint, name),
         batch=batch is not None,
         size=DEFAULT_BATCH if batch is None else batch.size,
@@ -156,7 +156,8 @@ def _stop(system: System, endpoint: str, name: str) -> Stop:
     )
 
 
-def _pool(system: System, task: Task) -> str:
+def pool_of(system: System, task: Task) -> str:
+    """The pool that a task runs in: its own, or that of the worker which holds it."""
     host = None if task.host is None else system.components.get(task.host)
     pool = task.pool or (None if host is None else host.pool)
     if pool is None:
