@@ -144,6 +144,23 @@ def test_stop_before_the_first_start_starts_nothing(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
+def test_a_child_that_cannot_be_started_says_why_and_is_tried_again(tmp_path: Path) -> None:
+    async def story() -> None:
+        heard = Heard()
+        place = tmp_path / "later"
+        child = heard.child(SLEEPER, place)
+        running = asyncio.create_task(child.run())
+        await until(lambda: heard.exits)
+        assert heard.exits[0].code == 127
+        assert b"No such file" in heard.lines[0]
+        place.mkdir()
+        await until(lambda: b"here" in heard.lines)
+        await child.stop()
+        await running
+
+    asyncio.run(story())
+
+
 def test_a_line_without_end_is_cut_and_the_rest_still_heard(tmp_path: Path) -> None:
     async def story() -> None:
         heard = Heard()

@@ -20,6 +20,7 @@ from twinhull import policy
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36
 _STEADY_S = 10.0  # a child that lived this long has recovered: its next loss is its first
+_NOT_STARTED = 127  # the exit code of a shell that finds no program
 _BASE_S, _CAP_S = 0.2, 10.0  # back-off between restarts
 
 
@@ -169,9 +170,10 @@ class Child:
                 pass_fds=command.pass_fds,
                 start_new_session=True,  # Ctrl-C in the terminal reaches the supervisor alone
             )
-        except BaseException:
+        except OSError as error:  # its directory or program is gone, or there is no room for a process
             transport.close()
-            raise
+            self.on_line(command.name, f"cannot be started: {error}".encode())
+            return _NOT_STARTED
         finally:
             os.close(theirs)
         self._process, self.pid = process, process.pid
