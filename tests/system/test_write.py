@@ -80,6 +80,7 @@ REFERENCES = {
     "client",
     "to",
     "run",
+    "notice",
     "kind",
     "source",
     "target",

@@ -65,6 +65,7 @@ class Pool(Part):
     market: Literal["on-demand", "spot", "reserved"] | None = Field(None, description="how it is rented")
     price: Usd | None = Field(None, description="of one node")
     start_time: Seconds | None = Field(None, description="until a new node is there")
+    mtbf: Interval | None = Field(None, description="time between failures of one node, on average")
 
 
 class Component(Part):
@@ -125,6 +126,10 @@ class Parallel(Part):
     """How a model is spread over ranks."""
 
     engine: Engine | None = Field(None, description="left out: Twinhull chooses")
+    shard: Positive | None = Field(
+        None, description="hsdp: ranks that share one copy of the model; left out: those of one node"
+    )
+    offload: StrictBool | None = Field(None, description="whether optimizer and weights live in CPU memory")
 
 
 class Checkpoint(Part):
@@ -153,9 +158,17 @@ class Train(Component):
     kind: Literal["train"]
     gpus: Gpus | None = Field(None, description="the GPUs that one replica holds")
     run: Entry | None = Field(None, description="the function, as module:function")
+    command: Word | None = Field(None, description="a script of your own instead, as typed in a shell")
+    publish: Word | None = Field(None, description="the directory in which the command leaves its model")
     every: Interval | None = Field(None, description="how often it runs; left out: once")
     length: Span | None = Field(None, description="of one run, in time or in steps")
     elastic: Range | None = Field(None, description="node counts it may go on with")
+    micro_batch: Positive | None = Field(None, description="the most samples that a rank takes at a time")
+    precision: Literal["fp32", "bf16"] | None = Field(None, description="of computation; weights stay fp32")
+    recompute: StrictBool | None = Field(
+        None, description="whether activations are computed again instead of kept"
+    )
+    nan: Literal["stop", "ignore"] | None = Field(None, description="what a loss that is no number does")
     shape: Shape | None = None
     parallel: Parallel | None = None
     checkpoint: Checkpoint | None = Field(None, description="10 min, or {every, to, keep, ...}")
@@ -163,6 +176,11 @@ class Train(Component):
     gang: StrictBool | None = Field(None, description="whether it starts only when all its nodes are there")
     hang_timeout: Interval | None = Field(None, description="a step without progress for so long is a crash")
     requeue: StrictBool | None = Field(None, description="whether it is started again after a preemption")
+    walltime: Interval | None = Field(None, description="the scheduler ends it after so long")
+    warning: Interval | None = Field(None, description="from the notice of a preemption to the end of the node")
+    notice: Entry | None = Field(
+        None, description="your function that says whether this node is about to be taken"
+    )
 
 
 class State(Component):

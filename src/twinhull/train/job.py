@@ -24,6 +24,19 @@ class Job:
     seed: int = 0
     cycle_started: float = 0.0
     furthest_step: int = 0
+    engine: str = ""  # of system.model.Engine; "" is ddp, or single on one rank
+    shard: int | None = None  # ranks that share one copy of the model (hsdp); None: those of one node
+    offload: bool = False
+    precision: str = "fp32"
+    recompute: bool = False
+    micro_batch: int | None = None  # the most samples that a rank takes at a time
+    full_size: int | None = None  # ranks when all nodes are there; with fewer, a rank takes more micro-batches
+    stop_on_nan: bool = True
+    warning_s: float | None = None  # from the notice of a preemption to the end of the node
+    save_auto: bool = False  # the interval follows from the measured cost and `mtbf_s`
+    mtbf_s: float | None = None  # between failures of the whole job
+    checkpoints: str = ""  # a URL that keeps them; "" is the run directory
+    generation: int = 0
 
     def to_json(self) -> str:
         """The one line that `from_json` reads."""
