@@ -177,7 +177,9 @@ class Train(Component):
     hang_timeout: Interval | None = Field(None, description="a step without progress for so long is a crash")
     requeue: StrictBool | None = Field(None, description="whether it is started again after a preemption")
     walltime: Interval | None = Field(None, description="the scheduler ends it after so long")
-    warning: Interval | None = Field(None, description="from the notice of a preemption to the end of the node")
+    warning: Interval | None = Field(
+        None, description="from the notice of a preemption to the end of the node"
+    )
     notice: Entry | None = Field(
         None, description="your function that says whether this node is about to be taken"
     )

@@ -30,7 +30,9 @@ class Job:
     precision: str = "fp32"
     recompute: bool = False
     micro_batch: int | None = None  # the most samples that a rank takes at a time
-    full_size: int | None = None  # ranks when all nodes are there; with fewer, a rank takes more micro-batches
+    full_size: int | None = (
+        None  # ranks when all nodes are there; with fewer, a rank takes more micro-batches
+    )
     stop_on_nan: bool = True
     warning_s: float | None = None  # from the notice of a preemption to the end of the node
     save_auto: bool = False  # the interval follows from the measured cost and `mtbf_s`
