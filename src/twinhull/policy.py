@@ -5,7 +5,7 @@ exceptions; never is `inf`, none is `-1`. Decisions are instants, not waits. Sta
 The gateway calls these with real readings; a simulator may compile the same functions.
 """
 
-from math import inf
+from math import inf, sqrt
 from typing import Final
 
 FRESH: Final = 0
@@ -131,3 +131,13 @@ def restart_at(now: float, failures: int, base_s: float, cap_s: float) -> float:
     if failures <= 0:
         return now
     return now + min(cap_s, base_s * 2.0 ** min(failures - 1, 60))
+
+
+def checkpoint_interval(cost_s: float, mtbf_s: float) -> float:
+    """From one checkpoint to the next, so that saving and repeated work together cost least.
+
+    To first order sqrt(2 cost mtbf), and never below the cost itself: work comes between two saves.
+    Sources: Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974;
+    Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22(3), 2006.
+    """
+    return max(cost_s, sqrt(2.0 * cost_s * mtbf_s))

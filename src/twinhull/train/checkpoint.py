@@ -1,285 +1,234 @@
 """Where a training run keeps what it would lose: directories that are whole and verified, or absent.
 
-    checkpoints/TRAIN/step-000000120/state.pt
-    checkpoints/TRAIN/step-000000120/manifest.json     format, place, parts, files with size and sha256
+    checkpoints/TRAIN/step-000000120/__0_0.distcp      tensors, one file a rank; .metadata says where each is
+    checkpoints/TRAIN/step-000000120/state.pt          the skeleton: everything that is no tensor
+    checkpoints/TRAIN/step-000000120/manifest.json     place, parts, size and sha256 of all files
+    checkpoints/TRAIN/generation, lock                 who may commit, and whose directory it is
 
-A checkpoint is written beside its name, flushed to the disk and renamed. The manifest carries its own hash.
-What does not verify is refused with a warning and the one before is taken.
+A checkpoint is written beside its name, flushed to the disk and renamed. What does not verify is refused with
+a warning and the one before is taken.
 """
 
-import hashlib
-import json
 import logging
-import os
-import re
 import shutil
-import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from twinhull.errors import CheckpointError
+from twinhull.rundir import RunDirectory
+from twinhull.train import fence
+from twinhull.train.job import Job
+from twinhull.train.manifest import (
+    MANIFEST,
+    Checkpoint,
+    Place,
+    Refused,
+    check_files,
+    described,
+    encoded,
+    name_of,
+    step_of,
+    sync,
+    write_durably,
+)
+from twinhull.train.remote import Remote
 
-FORMAT = 1
-STATE = "state.pt"
-MANIFEST = "manifest.json"
-_NAME = re.compile(r"step-(\d{9,})")
 log = logging.getLogger(__name__)
-
-State = dict[str, Any]  # Any: whatever the user's state_dict holds; torch.save defines the limits
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where the run stood: completed steps, the cycle and loop, the loop's own position, offsets of events.
-
-    `loop` numbers the loops of the user's function; those before it are finished. `passing` is what the
-    unfinished one needs to go on. `done` says that the cycle is finished and published.
-    """
-
-    step: int = 0
-    cycle: int = 1
-    loop: int = 0
-    passing: Mapping[str, Any] | None = None  # Any: plain JSON
-    events: Mapping[str, Any] = field(default_factory=dict)  # Any: plain JSON
-    cycle_started: float = 0.0
-    done: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A checkpoint on the disk, as its manifest describes it. `parts` are the kinds of what was wrapped."""
-
-    path: Path
-    place: Place
-    parts: tuple[str, ...]
-    world_size: int
-    saved_at: float
-    files: Mapping[str, Mapping[str, Any]]  # Any: size and sha256
 
 
 class Store:
-    """The checkpoints of one train workload. One process writes; any number may read.
+    """The checkpoints of one train workload. One run writes; any number of processes may read.
 
-    The law: whatever is killed at whatever moment, a directory named `step-N` is whole, and the newest one
-    that verified stays until a newer one has.
+    With `remote` they are kept there, and `root` is only where they are written before they are sent.
+    The law: whatever is killed at whatever moment, what `names` gives was whole when it was committed, and
+    the newest one that verified stays until a newer one has.
     """
 
-    def __init__(self, root: Path, keep: int = 3) -> None:
+    def __init__(self, root: Path, keep: int = 3, remote: Remote | None = None, generation: int = 0) -> None:
         self.root = root
         self.keep = max(1, keep)
+        self.remote = remote
+        self.generation = generation  # of ranks; 0 is a run that nobody numbers
 
-    def clean(self) -> None:
-        """Remove what a killed writer has left; to be called by the writer before it writes."""
-        for path in self.root.glob("step-*.tmp") if self.root.is_dir() else ():
-            shutil.rmtree(path, ignore_errors=True)
+    @classmethod
+    def of(cls, job: Job) -> "Store | None":
+        """Where a job keeps its checkpoints; None without a run directory."""
+        if job.directory is None:
+            return None
+        remote = Remote(f"{job.checkpoints.rstrip('/')}/{job.name}") if job.checkpoints else None
+        root = RunDirectory(job.directory).checkpoints / job.name
+        return cls(root, job.keep, remote, job.generation)
+
+    def __str__(self) -> str:
+        return self.remote.url if self.remote else str(self.root)
+
+    def names(self) -> list[str]:
+        """All committed checkpoints, newest first; those in `root` count as long as there is none remote."""
+        found = self.remote.names() if self.remote else []
+        return found or self._local()
 
     def newest(self) -> Checkpoint | None:
         """The newest checkpoint that verifies; None if there is none at all.
 
         Raises CheckpointError if there are some and none can be trusted, or if a newer Twinhull wrote one.
         """
-        found = self._names()
-        for path in found:
+        names = self.names()
+        for name in names:
             try:
-                return _verified(path)
-            except _Refused as refused:
-                log.warning("checkpoint refused", extra={"checkpoint": path.name, "reason": str(refused)})
-        if found:
-            raise CheckpointError(
-                f"none of the {len(found)} checkpoints in {self.root} can be trusted.",
-                hint="Restore one of them, or move the directory away to begin again.",
-            )
+                return self.verified(name)
+            except Refused as refused:
+                log.warning("checkpoint refused", extra={"checkpoint": name, "reason": str(refused)})
+        if names:
+            raise self.untrusted(len(names))
         return None
 
-    def named(self, name: str) -> Checkpoint:
-        """A checkpoint that another rank has verified."""
-        try:
-            return _described(self.root / name)
-        except _Refused as refused:
-            raise CheckpointError(f"{self.root / name} cannot be read here: {refused}.") from refused
+    def untrusted(self, number: int) -> CheckpointError:
+        """The error that says that none can be trusted."""
+        return CheckpointError(
+            f"none of the {number} checkpoints in {self} can be trusted.",
+            hint="Restore one of them, or move the directory away to begin again.",
+        )
+
+    def described(self, name: str) -> Checkpoint:
+        """What a checkpoint says of itself. Raises Refused."""
+        if self.remote is None or (self.root / name).is_dir():
+            return described(self.root / name)
+        return described(self.root / f"{name}.fetched.tmp", self.remote.read(name, MANIFEST))
+
+    def verified(self, name: str, index: int = 0, of: int = 1) -> Checkpoint:
+        """A checkpoint, once all of its files have been read and compared. Raises Refused.
+
+        The ranks of a host share the work: each reads every `of`-th file from `index` on. What is kept
+        remote is then there as files too.
+        """
+        checkpoint = self.described(name)
+        share = dict(list(checkpoint.files.items())[index::of])
+        if self.remote is not None and checkpoint.path.suffix == ".tmp":
+            self.remote.fetch(name, list(share), checkpoint.path)
+        check_files(checkpoint.path, share)
+        return checkpoint
 
     def last_place(self) -> Place | None:
         """Where the newest readable manifest says the run stood, without reading the state."""
-        for path in self._names():
-            with suppress(_Refused):
-                return _described(path).place
+        for name in self.names():
+            with suppress(Refused):
+                return self.described(name).place
         return None
 
-    def load(self, checkpoint: Checkpoint) -> list[State]:
-        """The states of what was wrapped, in the order of wrapping, on the CPU."""
-        import torch
+    def clean(self) -> None:
+        """Remove what a killed writer has left; to be called by the writer before it writes."""
+        for path in self.root.glob("*.tmp") if self.root.is_dir() else ():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
 
-        states: list[State] = torch.load(checkpoint.path / STATE, map_location="cpu", weights_only=True)
-        return states
+    def beside(self, step: int) -> Path:
+        """Where the checkpoint of a step is written before it is committed, apart from other generations."""
+        return self.root / f"{name_of(step)}.{self.generation}.tmp"
 
-    def save(
-        self, place: Place, parts: tuple[str, ...], states: list[State], *, world_size: int
-    ) -> Checkpoint:
-        """Write a checkpoint and commit it. Raises CheckpointError; what was there before stays."""
-        import torch
+    def commit(self, checkpoint: Checkpoint) -> None:
+        """Make what lies `beside` a checkpoint; its files are on the disk, or sent. By one rank.
 
-        final = self.root / f"step-{place.step:09d}"
-        beside = final.with_suffix(".tmp")
-        try:
-            self.root.mkdir(parents=True, exist_ok=True)
+        Raises CheckpointError if a newer generation is at work, OSError if the disk refuses.
+        """
+        beside = self.beside(checkpoint.place.step)
+        if self.remote is not None:
+            self.check()
+            self.remote.write(checkpoint.path.name, MANIFEST, encoded(checkpoint))  # from here on it counts
             shutil.rmtree(beside, ignore_errors=True)
-            beside.mkdir()
-            with (beside / STATE).open("wb") as file:
-                torch.save(states, file)
-                file.flush()
-                os.fsync(file.fileno())
-            files = {STATE: {"bytes": (beside / STATE).stat().st_size, "sha256": _sha256(beside / STATE)}}
-            made = Checkpoint(final, place, parts, world_size, time.time(), files)
-            _write_manifest(beside / MANIFEST, made)
-            _sync(beside)
-            if final.exists():  # refused when we resumed, or we would stand beyond it
-                _remove(final)
-            beside.rename(final)
-            _sync(self.root)
-        except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
-            shutil.rmtree(beside, ignore_errors=True)
-            raise CheckpointError(
-                f"the checkpoint of step {place.step} cannot be written in {self.root}: {error}.",
-                hint="The one before is still there.",
-            ) from error
-        self._retain(place.step)
-        return made
+        else:
+            write_durably(beside / MANIFEST, encoded(checkpoint))
+            sync(beside)
+            self.check()  # last: the time between this and the rename is all that an old one has
+            if checkpoint.path.exists():  # refused when we resumed, or we would stand beyond it
+                _remove(checkpoint.path)
+            beside.rename(checkpoint.path)
+            sync(self.root)
+        self._retain(checkpoint.place.step)
+
+    def send(self, step: int, files: list[str]) -> None:
+        """Upload files of a checkpoint that is not committed yet, if it is to be kept remote."""
+        if self.remote is not None:
+            self.remote.send(name_of(step), files, self.beside(step))
+
+    def make_room(self, step: int) -> None:
+        """An empty directory for the checkpoint of a step, here and remote. Raises OSError."""
+        shutil.rmtree(self.beside(step), ignore_errors=True)
+        self.beside(step).mkdir(parents=True)
+        if self.remote is not None:
+            self.remote.remove(name_of(step))
 
     def change(self, checkpoint: Checkpoint, place: Place) -> Checkpoint:
         """Replace the place of a committed checkpoint at the same step; its state stays as it is."""
         changed = replace(checkpoint, place=place)
-        beside = checkpoint.path / f"{MANIFEST}.tmp"
+        name = name_of(place.step)
+        self.check()
         try:
-            _write_manifest(beside, changed)
-            beside.replace(checkpoint.path / MANIFEST)
-            _sync(checkpoint.path)
+            if self.remote is not None and not (self.root / name).is_dir():
+                self.remote.write(name, MANIFEST, encoded(changed))
+                return changed
+            beside = self.root / name / f"{MANIFEST}.tmp"
+            write_durably(beside, encoded(changed))
+            beside.replace(self.root / name / MANIFEST)
+            sync(self.root / name)
         except OSError as error:
-            raise CheckpointError(f"the checkpoint {checkpoint.path} cannot be changed: {error}.") from error
+            raise CheckpointError(f"the checkpoint {name} in {self} cannot be changed: {error}.") from error
         return changed
 
-    def _names(self) -> list[Path]:
-        """Paths of all committed checkpoints, newest first."""
-        paths = self.root.iterdir() if self.root.is_dir() else iter(())
-        return sorted((path for path in paths if _NAME.fullmatch(path.name)), key=_step, reverse=True)
+    def remove(self, name: str) -> None:
+        """Take a checkpoint away as a whole. Raises OSError."""
+        if self.remote is not None and not (self.root / name).is_dir():
+            self.remote.remove(name)
+        else:
+            _remove(self.root / name)
+
+    def claim(self, generation: int) -> None:
+        """Shut out all older generations. Raises CheckpointError if a newer one was here."""
+        self.generation = generation
+        self.check()
+        fence.claim(self.root, generation)
+        if self.remote is not None:
+            self.remote.write("", fence.GENERATION, str(generation).encode())
+
+    def claimed(self) -> int:
+        """The newest generation that has claimed these checkpoints; 0 if none has."""
+        newest = fence.claimed(self.root)
+        if self.remote is not None and (text := self.remote.find("", fence.GENERATION)):
+            newest = max(newest, fence.parsed(text.decode(errors="replace"), self))
+        return newest
+
+    def check(self) -> None:
+        """Raises CheckpointError if a generation newer than this one is at work."""
+        if self.generation:
+            fence.refuse_overtaken(self.claimed(), self.generation, str(self))
+
+    def held(self) -> AbstractContextManager[None]:
+        """Keeps every other launcher of this machine away. Raises RunInUse if one is at work."""
+        return fence.held(self.root)
+
+    def _local(self) -> list[str]:
+        names = [path.name for path in self.root.iterdir()] if self.root.is_dir() else []
+        return sorted((name for name in names if step_of(name) is not None), key=_step, reverse=True)
 
     def _retain(self, step: int) -> None:
         """Remove what is too old, and what lies beyond `step`: it was refused when we resumed."""
-        names = self._names()
-        kept = [path for path in names if _step(path) <= step][: self.keep]
-        for path in names:
-            if path not in kept:
+        names = self.names()
+        kept = [name for name in names if _step(name) <= step][: self.keep]
+        for name in names:
+            if name not in kept:
                 with suppress(OSError):  # the next one tries again
-                    _remove(path)
-
-
-class _Refused(Exception):
-    """Raised when a checkpoint does not verify; says why."""
-
-
-def _verified(path: Path) -> Checkpoint:
-    checkpoint = _described(path)
-    for name, expected in checkpoint.files.items():
-        file = path / name
-        if not file.is_file():
-            raise _Refused(f"{name} is missing")
-        if file.stat().st_size != expected["bytes"]:
-            raise _Refused(f"{name} has {file.stat().st_size} bytes instead of {expected['bytes']}")
-        if _sha256(file) != expected["sha256"]:
-            raise _Refused(f"the content of {name} has changed since it was written")
-    return checkpoint
-
-
-def _described(path: Path) -> Checkpoint:
-    """What the manifest says, once its own hash holds."""
-    try:
-        raw = (path / MANIFEST).read_bytes()
-    except OSError as error:
-        raise _Refused(f"{MANIFEST} cannot be read: {error.strerror}") from error
-    try:
-        said = json.loads(raw)
-        version, digest = said["format"], said.pop("sha256")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _Refused(f"{MANIFEST} is damaged") from error
-    if isinstance(version, int) and version > FORMAT and _digest(said) == digest:
-        raise CheckpointError(
-            f"{path} has format {version} and this Twinhull reads up to {FORMAT}.",
-            hint=f"Use the newer Twinhull that wrote it ({said.get('written_by', 'unknown')}).",
-        )
-    if _digest(said) != digest or _encoded({**said, "sha256": digest}) != raw:
-        raise _Refused(f"{MANIFEST} is damaged")
-    place = Place(**said["place"])
-    if path.name != f"step-{place.step:09d}":
-        raise _Refused(f"it says that it is of step {place.step}")
-    return Checkpoint(path, place, tuple(said["parts"]), said["world_size"], said["saved_at"], said["files"])
-
-
-def _write_manifest(path: Path, checkpoint: Checkpoint) -> None:
-    from twinhull import __version__
-
-    said = {
-        "format": FORMAT,
-        "written_by": __version__,
-        "place": asdict(checkpoint.place),
-        "parts": list(checkpoint.parts),
-        "world_size": checkpoint.world_size,
-        "saved_at": checkpoint.saved_at,
-        "files": dict(checkpoint.files),
-    }
-    with path.open("wb") as file:
-        file.write(_encoded({**said, "sha256": _digest(said)}))
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _encoded(said: Mapping[str, Any]) -> bytes:  # Any: plain JSON
-    return json.dumps(said, sort_keys=True, indent=1).encode()
-
-
-def _digest(said: Mapping[str, Any]) -> str:  # Any: plain JSON
-    return hashlib.sha256(_encoded(said)).hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+                    self.remove(name)
+        if self.remote is not None:
+            self.remote.tidy(kept)
 
 
 def _remove(path: Path) -> None:
-    """Take a checkpoint away as a whole: a name without `.tmp` is never half there."""
+    """Take a directory away as a whole: a name without `.tmp` is never half there."""
     aside = path.with_name(f"{path.name}.old.tmp")
     shutil.rmtree(aside, ignore_errors=True)
     path.rename(aside)
     shutil.rmtree(aside)
 
 
-def _sync(directory: Path) -> None:
-    opened = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
-
-
-def _step(path: Path) -> int:
-    return int(path.name.removeprefix("step-"))
-
-
-def unfit(value: object, where: str) -> Iterator[str]:
-    """The places in a state that a checkpoint cannot hold, each with what stands there."""
-    import torch
-
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes | torch.Tensor):
-        if type(value).__module__ == "numpy":  # a numpy float is a float to Python, not to torch.load
-            yield f"{where} is a {type(value).__module__}.{type(value).__name__}"
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from unfit(item, f"{where}[{key!r}]")
-    elif isinstance(value, (list, tuple, set)):
-        items: Iterable[object] = value
-        for index, item in enumerate(items):
-            yield from unfit(item, f"{where}[{index}]")
-    else:
-        yield f"{where} is a {type(value).__module__}.{type(value).__name__}"
+def _step(name: str) -> int:
+    return step_of(name) or 0

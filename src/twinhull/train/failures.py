@@ -1,0 +1,26 @@
+"""What went wrong with a checkpoint, in one line.
+
+DCP raises `CheckpointException`, which derives from BaseException and carries the failures of all ranks.
+"""
+
+from torch.distributed.checkpoint.api import CheckpointException
+
+from twinhull.errors import CheckpointError
+
+OF_DISK_OR_DCP = (OSError, RuntimeError, ValueError, AssertionError, CheckpointException)
+EXPECTED = (CheckpointError, *OF_DISK_OR_DCP)  # anything else is a mistake of ours, or an interrupt
+
+
+def reason(error: BaseException) -> str:
+    """Why it failed; an interrupt that DCP has wrapped is raised as itself."""
+    if isinstance(error, CheckpointException):
+        inner = [failure for failure, _ in error.failures.values()]
+        for failure in inner:
+            if isinstance(failure, (KeyboardInterrupt, SystemExit)):
+                raise failure
+        return reason(inner[0]) if inner else "PyTorch does not say why"
+    if isinstance(error, CheckpointError):
+        return error.message.rstrip(".")
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    return str(error).partition("\n")[0] or type(error).__name__

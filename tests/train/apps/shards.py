@@ -1,0 +1,172 @@
+"""Ranks made by fork that save and load under every engine; each line that is printed is a fact that held."""
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from twinhull.train.group import Group
+from twinhull.train.job import Job
+from twinhull.train.keep import Keeper
+from twinhull.train.manifest import Place
+from twinhull.train.pace import Pace
+
+STEP = 7
+
+
+class Net(nn.Module):
+    """Uneven sizes, a buffer and tied weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.second = nn.Linear(6, 6)
+        self.second.weight = self.first.weight
+        self.last = nn.Linear(6, 3)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        return self.last(torch.relu(self.second(torch.relu(self.first(x)))))
+
+
+def ranks(number: int, directory: Path, body: Callable[[Group], None]) -> None:
+    """Run the body on so many ranks, all forked; ends this program if one fails."""
+    store = directory / f"store-{len(list(directory.iterdir()))}"
+    pids = []
+    for rank in range(number):
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                if number > 1:
+                    dist.init_process_group(
+                        "gloo", init_method=f"file://{store}", rank=rank, world_size=number,
+                        timeout=timedelta(seconds=30),
+                    )  # fmt: skip
+                os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(number))
+                body(Group(rank, number, torch.device("cpu")))
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+        pids.append(pid)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    if any(codes):
+        sys.exit(f"ranks ended with {codes}")
+
+
+def build(engine: str, group: Group) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(3)
+    net: nn.Module = Net()
+    if engine in {"fsdp", "hsdp"}:
+        size = (group.world_size,) if engine == "fsdp" else (group.world_size // 2, 2)
+        mesh = init_device_mesh("cpu", size, mesh_dim_names=("a", "b")[: len(size)])
+        fully_shard(net.last, mesh=mesh)
+        fully_shard(net, mesh=mesh)
+    elif engine == "ddp" and group.world_size > 1:
+        net = DistributedDataParallel(net)
+    return net, torch.optim.AdamW(net.parameters(), lr=0.01)
+
+
+def step(net: nn.Module, optimizer: torch.optim.Optimizer, pace: Pace) -> None:
+    torch.manual_seed(5)
+    net(torch.randn(12, 6)).pow(2).mean().backward()
+    for wait in pace.before_update:
+        wait()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+class Plain:
+    """A DDP model's own state, without a prefix, as the engines give it."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.net = net
+
+
+def own(net: nn.Module) -> nn.Module:
+    return net.module if isinstance(net, DistributedDataParallel) else net
+
+
+def whole(net: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """All tensors, gathered on every rank."""
+    states = {f"model/{name}": value for name, value in own(net).state_dict().items()}
+    for index, kept in optimizer.state_dict()["state"].items():
+        states |= {f"{index}/{name}": value for name, value in kept.items()}
+    return {
+        name: (value.full_tensor() if isinstance(value, DTensor) else value).clone()
+        for name, value in states.items()
+    }
+
+
+def keeper(group: Group, directory: Path, pace: Pace) -> Keeper:
+    return Keeper(Job(name="fit", directory=directory, save_every_s=1.0), group, pace)
+
+
+def save(engine: str, directory: Path) -> Callable[[Group], None]:
+    def body(group: Group) -> None:
+        pace = Pace()
+        kept = keeper(group, directory, pace)
+        net, optimizer = build(engine, group)
+        kept.add(own(net), "Net")
+        kept.add(optimizer, "AdamW")
+        for _ in range(3):
+            step(net, optimizer, pace)
+        kept.save(Place(step=STEP), required=True)
+        at_save = whole(net, optimizer)
+        step(net, optimizer, pace)  # the next one runs while it is written
+        kept.settle()
+        then = whole(net, optimizer)
+        if group.rank == 0:
+            torch.save({"at_save": at_save, "then": then}, directory / "expected.pt")
+
+    return body
+
+
+def load(engine: str, directory: Path) -> Callable[[Group], None]:
+    def body(group: Group) -> None:
+        pace = Pace()
+        kept = keeper(group, directory, pace)
+        net, optimizer = build(engine, group)
+        kept.add(own(net), "Net")
+        kept.add(optimizer, "AdamW")
+        assert kept.place.step == kept.saved_step == STEP
+        expected = torch.load(directory / "expected.pt")
+        torch.testing.assert_close(whole(net, optimizer), expected["at_save"], rtol=0, atol=0)
+        if engine in {"fsdp", "hsdp"}:
+            moments = [kept["exp_avg"] for kept in optimizer.state.values()]
+            assert all(isinstance(moment, DTensor) for moment in moments)
+        step(net, optimizer, pace)
+        torch.testing.assert_close(whole(net, optimizer), expected["then"], rtol=1e-5, atol=1e-6)
+
+    return body
+
+
+def main(root: Path) -> None:
+    torch.set_num_threads(1)
+    logging.getLogger("twinhull").setLevel(logging.ERROR)
+    for engine in ("ddp", "fsdp", "hsdp"):
+        directory = root / engine
+        directory.mkdir(parents=True)
+        ranks(4, root, save(engine, directory))
+        for other, number in (("ddp", 1), ("ddp", 2), ("fsdp", 2), ("hsdp", 4)):
+            ranks(number, root, load(other, directory))
+            print(f"{engine} at 4 ranks was loaded by {other} at {number}", flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
