@@ -63,6 +63,29 @@ def up(
     )
 
 
+@app.command(group=RUN)
+def join(
+    launcher: Annotated[str, Parameter(help="ADDRESS[:PORT] of the launcher, as its log says it.")],
+    *,
+    ranks: Annotated[
+        int | None, Parameter(help="Ranks on this machine; default: one a GPU, without GPUs one a core.")
+    ] = None,
+    name: Annotated[str | None, Parameter(help="Of this machine; default: its host name.")] = None,
+    token_file: Annotated[
+        Path | None, Parameter(help="join.token of the run directory; default: TWINHULL_TOKEN is the token.")
+    ] = None,
+    code: Annotated[Path, Parameter(help="The directory of your modules.")] = Path(),
+) -> int:
+    """Train on this machine for a launcher elsewhere, until its run is over.
+
+    A machine that is cut off ends its ranks by itself, and joins again as soon as it can. SIGTERM or Ctrl-C
+    says that it is about to go: the run saves and goes on without it.
+    """
+    from twinhull.train.join import Options, join
+
+    return join(Options.of(launcher, ranks=ranks, name=name, token_file=token_file, code=code))
+
+
 @app.command(group=TOOLS)
 def check(
     file: SystemFile,

@@ -1,4 +1,4 @@
-"""How long may ranks take to save and leave, and does it hold? Checkpoint < grace < warning, or work is gone."""
+"""How long may ranks take to save and leave? Checkpoint < grace < warning must hold, or work is lost."""
 
 import logging
 from contextlib import suppress

@@ -204,12 +204,13 @@ class LocalHost:
     def end(self) -> None:
         """End the agent, and with it all ranks."""
         self._notice.end()
-        if self._agent is not None:
-            self._agent.kill()
-            self._agent.wait()
-            assert self._agent.stdin is not None
-            with suppress(BrokenPipeError):
-                self._agent.stdin.close()
+        if self._agent is None:  # nothing of ours is in the folder
+            return
+        self._agent.kill()
+        self._agent.wait()
+        assert self._agent.stdin is not None
+        with suppress(BrokenPipeError):
+            self._agent.stdin.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _how_left(self) -> Left | None:

@@ -21,7 +21,7 @@ from types import FrameType
 
 from twinhull import logs
 from twinhull.errors import TwinhullError
-from twinhull.train import lease, wire
+from twinhull.train import lease, place, wire
 from twinhull.train.hosts import LocalHost, Sight
 from twinhull.train.members import (
     Ask,
@@ -39,7 +39,6 @@ from twinhull.train.members import (
 from twinhull.train.wire import Connection, Ping, Pong, now
 
 STOPPED = 75
-MARK = "join.mark"  # in the run directory: who reads the same there sees the same disk
 TICK_S = 0.05
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 5.0  # between two tries to connect
 _CONNECT_S = 5.0
@@ -57,6 +56,21 @@ class Options:
     name: str
     num_ranks: int
     code: Path
+
+    @classmethod
+    def of(
+        cls, launcher: str, *, ranks: int | None, name: str | None, token_file: Path | None, code: Path
+    ) -> "Options":
+        """What was typed, with what is usual for the rest. Raises TwinhullError."""
+        if ranks is not None and ranks < 1:
+            raise TwinhullError(f"--ranks {ranks}: there must be at least one.")
+        if not code.is_dir():
+            raise TwinhullError(f"--code {code}: there is no such directory.")
+        address, port = place.parsed(launcher)
+        token = place.given_token(token_file)
+        return cls(
+            address, port, token, name or socket.gethostname(), ranks or default_ranks(), code.resolve()
+        )
 
 
 def join(options: Options) -> int:
@@ -257,7 +271,7 @@ def _unfit(welcome: Welcome) -> str:
     if not welcome.mark:
         return ""
     try:
-        same = (Path(welcome.directory) / MARK).read_text(encoding="utf-8") == welcome.mark
+        same = (Path(welcome.directory) / place.MARK).read_text(encoding="utf-8") == welcome.mark
     except OSError:
         return f"the run directory {welcome.directory} of the launcher is not to be seen from here."
     return "" if same else f"{welcome.directory} here is not the launcher's run directory but another one."
