@@ -161,3 +161,22 @@ def test_restarts_back_off_without_end_but_within_the_cap(now: float, failures: 
 
 def test_the_first_restart_is_at_once_and_then_the_pause_doubles():
     assert [policy.restart_at(0.0, n, 0.5, 10.0) for n in range(4)] == [0.0, 0.5, 1.0, 2.0]
+
+
+def test_checkpoints_come_as_often_as_young_and_daly_say() -> None:
+    assert policy.checkpoint_interval(4.0, 1.8 * 3600) == pytest.approx(227.7, abs=0.1)
+    assert policy.checkpoint_interval(0.0, 3600.0) == 0.0
+
+
+def test_work_comes_between_two_checkpoints_however_often_it_fails() -> None:
+    assert policy.checkpoint_interval(60.0, 10.0) == 60.0
+
+
+def test_no_other_interval_costs_less_in_expectation() -> None:
+    cost_s, mtbf_s = 5.0, 86400.0
+    best = policy.checkpoint_interval(cost_s, mtbf_s)
+
+    def lost(interval_s: float) -> float:
+        return cost_s / interval_s + interval_s / (2.0 * mtbf_s)
+
+    assert lost(best) <= min(lost(best * factor) for factor in (0.5, 0.9, 1.1, 2.0))

@@ -62,6 +62,15 @@ def test_training_restarts_without_end_and_keeps_checkpoints(shop: Described):
     assert (fit.checkpoint.atomic, fit.checkpoint.asynchronous) == (True, True)
 
 
+def test_checkpoints_can_follow_from_what_they_cost():
+    text = "name: x\npools: {p: {mtbf: 30 day}}\nworkloads: {f: {train: m:f, pool: p, checkpoint: auto}}"
+    system = load_text(text, HERE).system
+    fit = load_text(dump(system), HERE).system.components["f"]
+    assert isinstance(fit, Train)
+    assert fit.checkpoint is not None
+    assert fit.checkpoint.every == Span(auto=True)
+
+
 def test_the_way_of_a_request_is_filled_in_as_links(shop: Described):
     publishes = [link for link in shop.system.links if link.kind == "publish"]
     assert [(link.source, link.target, link.task) for link in publishes] == [

@@ -90,6 +90,16 @@ def test_a_broken_frame_is_told(text: str, message: str):
         ),
         (with_tasks("", "f: {train: m:f, checkpoint: {to: x}}"), 'checkpoint.to: there is no component "x"'),
         (
+            with_tasks("", "f: {train: m:f, pool: p, checkpoint: auto}"),
+            'workloads.f.checkpoint.every: "auto" needs to know how often a node fails; '
+            'write it into pool "p": mtbf: 30 day',
+        ),
+        (
+            with_tasks("", "f: {train: m:f, checkpoint: {every: auto}}"),
+            'checkpoint.every: "auto" needs to know how often a node fails; name its pool',
+        ),
+        (with_tasks("", "f: {train: m:f, length: auto}"), 'f.length: "auto" is no length; write'),
+        (
             with_tasks("", "f: {train: m:f, checkpoint: {evry: 3 s}}"),
             'is no field of checkpoint. Did you mean "every"?',
         ),

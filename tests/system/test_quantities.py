@@ -21,7 +21,11 @@ networks = st.builds(
     st.integers(0, 10**9).map(lambda n: n * 125e3),
     st.none() | st.just("Ethernet") | words,
 )
-spans = st.builds(Span, seconds | st.just(math.inf)) | st.builds(Span, st.none(), counts)
+spans = (
+    st.builds(Span, seconds | st.just(math.inf))
+    | st.builds(Span, st.none(), counts)
+    | st.just(Span(auto=True))
+)
 times = st.builds(
     lambda mean, each, more: Time(mean, each, None if more is None else mean + more),
     seconds.filter(lambda x: x < 1e200),
@@ -66,6 +70,7 @@ def test_anything_else_is_refused_with_an_example(kind, value):
         (Span, "10 min", Span(seconds=600.0)),
         (Span, "500 steps", Span(steps=500)),
         (Span, "never", Span(seconds=math.inf)),
+        (Span, "auto", Span(auto=True)),
         (Time, "80 ms", Time(0.08)),
         (Time, "80 ms, p99 200 ms", Time(0.08, None, 0.2)),
         (Time, "5 ms + 0.1 ms each, p99 12 ms", Time(0.005, 0.0001, 0.012)),

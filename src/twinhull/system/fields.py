@@ -73,10 +73,17 @@ def _whole(least: int) -> Text:
     return Text(parse, _same, {"type": "integer", "minimum": least})
 
 
-def _span(value: object) -> quantities.Span:
+def _pause(value: object) -> quantities.Span:
     span = quantities.Span.parse(value)
     if 0 in (span.seconds, span.steps):
         raise refused(value, "is no interval", "10 min or 500 steps")
+    return span
+
+
+def _span(value: object) -> quantities.Span:
+    span = _pause(value)
+    if span.auto:
+        raise refused(value, "is no length", "10 min or 500 steps")
     return span
 
 
@@ -162,6 +169,18 @@ Span = Annotated[
         _span,
         str,
         {"type": "string", "pattern": rf"^({_AMOUNT}|never)$", "examples": ["10 min", "500 steps", "never"]},
+    ),
+]
+Pause = Annotated[
+    quantities.Span,
+    Text(
+        _pause,
+        str,
+        {
+            "type": "string",
+            "pattern": rf"^({_AMOUNT}|never|auto)$",
+            "examples": ["10 min", "500 steps", "never", "auto"],
+        },
     ),
 ]
 Time = Annotated[

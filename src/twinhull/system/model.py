@@ -19,6 +19,7 @@ from twinhull.system.fields import (
     Network,
     Number,
     Path,
+    Pause,
     Positive,
     Range,
     Rate,
@@ -135,7 +136,9 @@ class Parallel(Part):
 class Checkpoint(Part):
     """When and where training state is saved."""
 
-    every: Span | None = Field(None, description="in time or in steps, or never")
+    every: Pause | None = Field(
+        None, description="in time or in steps, never, or auto: from what saving costs and the pool's mtbf"
+    )
     to: Word | None = Field(None, description="the store that keeps them")
     keep: Positive | None = Field(None, description="how many are kept")
     atomic: StrictBool | None = Field(None, description="whole or absent, never half written")

@@ -122,16 +122,19 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A length in time or in steps; exactly one of the two is given. Never is infinite seconds."""
+    """A length in time or in steps, or `auto`; exactly one of them is given. Never is infinite seconds."""
 
     seconds: float | None = None
     steps: int | None = None
+    auto: bool = False  # follows from what is measured
 
     @classmethod
     def parse(cls, value: object) -> Self:
-        """`10 min`, `500 steps` or `never`."""
+        """`10 min`, `500 steps`, `never` or `auto`."""
         if isinstance(value, cls):
             return value
+        if isinstance(value, str) and value.strip() == "auto":
+            return cls(auto=True)
         match = re.fullmatch(r"\s*([0-9]{1,10})\s*steps?\s*", value) if isinstance(value, str) else None
         if match is not None:
             return cls(steps=whole(match[1], "a number of steps", "500 steps"))
@@ -143,6 +146,8 @@ class Span:
             ) from None
 
     def __str__(self) -> str:
+        if self.auto:
+            return "auto"
         return f"{self.steps} steps" if self.seconds is None else SECONDS.show(self.seconds)
 
 

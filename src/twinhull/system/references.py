@@ -27,7 +27,7 @@ _Parts = dict[str, dict[str, Data]]
 class _Known:
     """What a name can mean. `components` also holds the names of what is broken, or filled in later."""
 
-    pools: set[str]
+    pools: _Parts
     components: set[str]
     trains: set[str]
     tasks: set[str]
@@ -39,7 +39,7 @@ def check_references(face: Face) -> Iterator[Complaint]:
     """All complaints about names and contradictions, under the paths of `System`."""
     parts = _parts(face, "components")
     known = _Known(
-        pools=set(mapping(face.said.get("pools"))),
+        pools=_parts(face, "pools"),
         components=face.known,
         trains={name for name, part in parts.items() if part.get("kind") == "train"},
         tasks={name for name, part in parts.items() if part.get("kind") == "task"},
@@ -85,7 +85,7 @@ def _names(face: Face) -> Iterator[Complaint]:
 def _component(known: _Known, at: DataPath, component: dict[str, Data]) -> Iterator[Complaint]:
     pool, host, model = (component.get(key) for key in ("pool", "host", "model"))
     if isinstance(pool, str) and pool not in known.pools:
-        yield Complaint((*at, "pool"), _no("pool", pool, known.pools))
+        yield Complaint((*at, "pool"), _no("pool", pool, set(known.pools)))
     if isinstance(host, str) and host not in known.components:
         yield Complaint((*at, "host"), _no("component", host, known.components))
     if isinstance(model, str) and model not in known.trains | known.broken:
@@ -95,9 +95,22 @@ def _component(known: _Known, at: DataPath, component: dict[str, Data]) -> Itera
         else:
             message = _no("training workload", model, known.trains)
         yield Complaint((*at, "model"), message)
-    to = mapping(component.get("checkpoint")).get("to")
+    yield from _checkpoint(known, at, component)
+
+
+def _checkpoint(known: _Known, at: DataPath, component: dict[str, Data]) -> Iterator[Complaint]:
+    said = component.get("checkpoint")
+    to, every = mapping(said).get("to"), mapping(said).get("every", said)
     if isinstance(to, str) and to not in known.components:
         yield Complaint((*at, "checkpoint", "to"), _no("component", to, known.components))
+    pool = component.get("pool")
+    if every != "auto" or (
+        isinstance(pool, str) and (pool not in known.pools or "mtbf" in known.pools[pool])
+    ):
+        return
+    way_out = f"write it into pool {quoted(pool)}" if isinstance(pool, str) else "name its pool, and there"
+    message = f'"auto" needs to know how often a node fails; {way_out}: mtbf: 30 day'
+    yield Complaint((*at, "checkpoint", "every"), message)
 
 
 def _hosts(parts: _Parts) -> Iterator[Complaint]:
@@ -185,7 +198,7 @@ def _link(known: _Known, at: DataPath, link: dict[str, Data]) -> Iterator[Compla
     for key in ("from", "to"):
         end = link.get(key)
         if isinstance(end, str) and end not in known.components and end not in known.pools:
-            yield Complaint((*at, key), _no("component or pool", end, known.components | known.pools))
+            yield Complaint((*at, key), _no("component or pool", end, known.components | set(known.pools)))
     task = link.get("task")
     if isinstance(task, str) and task not in known.tasks and task not in known.broken:
         yield Complaint((*at, "task"), _no("task", task, known.tasks))
