@@ -1,5 +1,6 @@
 from math import inf
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
