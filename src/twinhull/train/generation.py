@@ -1,234 +1,199 @@
-"""One generation: a set of ranks with a fresh store under torchrun, watched until all of them have left.
+"""One generation: a set of ranks with a fresh store, on one host or several, watched until all have left.
 
-torchrun starts ranks and does no more: the first rank that leaves with an error ends the generation, what
-still runs is asked to leave and killed soon after, and a group that completes nothing for too long is killed.
+torchrun starts ranks and does no more: the first rank that leaves with an error, or the first host that is
+lost, ends the generation; what still runs is asked to leave and killed soon after, and a group that completes
+nothing for too long is killed.
 """
 
-import json
 import logging
-import os
-import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-import psutil
-
-from twinhull.train import live
+from twinhull.train.hosts import Host, Left, Order, Sight
 from twinhull.train.job import Job
 from twinhull.train.live import Failure, Phase, Record
 
 LAGGARD_S = 1.0  # between SIGTERM and SIGKILL for the ranks that outlive a lost one
-STOP_S = 3.0  # the same when the whole run is asked to stop: they save first
+GROWTH_S = 60.0  # to save and leave when nothing presses
 START_S = 120.0  # imports on a busy machine are slow, and no hang
-AGENT_S = 5.0  # for torchrun to say how its ranks left, once they are gone
 POLL_S = 0.05
-_EXTERNAL = {-signal.SIGKILL, -signal.SIGINT, -signal.SIGHUP, -signal.SIGQUIT}
+_IN_TIME = {Phase.DONE, Phase.STOPPED}
+_OUTSIDE = {-signal.SIGKILL, -signal.SIGINT, -signal.SIGHUP, -signal.SIGQUIT}
 log = logging.getLogger(__name__)
 
-How = Literal["done", "stopped", "loss", "crash", "refused"]
+Request = Literal["stop", "preempted", "growth"]
+Cause = Literal["done", "stop", "preempted", "growth", "host", "rank", "hang", "crash", "refused"]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a generation ended. `steps` of it were completed in `stepped_s`, up to `step`."""
+    """Why a generation ended. `steps` of it were completed in `stepped_s`, up to `step`."""
 
-    how: How
+    cause: Cause
     step: int
     steps: int
     stepped_s: float
     failure: Failure | None
 
 
-class Agent:
-    """torchrun, which serves one generation after another: PyTorch is imported once, each store is fresh."""
-
-    def __init__(self, nice: int) -> None:
-        local = {
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # a shared one hands out dead addresses
-            "OMP_NUM_THREADS": "1",
-        }
-        loopback = "lo0" if sys.platform == "darwin" else "lo"
-        self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "twinhull.train.torchrun",
-                "--parent",
-                str(os.getpid()),
-                "--nice",
-                str(nice),
-            ],
-            stdin=subprocess.PIPE,
-            env={"GLOO_SOCKET_IFNAME": loopback, **os.environ, **local},
-            text=True,
-            start_new_session=True,  # a signal to the launcher's group is the launcher's to pass on
-        )
-
-    @property
-    def lives(self) -> bool:
-        """Whether it can start ranks."""
-        return self.process.poll() is None
-
-    def start(self, job: Job, num_ranks: int, folder: Path, exits: Path) -> None:
-        """Let it start ranks; when all of them have left it writes how into `exits`."""
-        order = {"ranks": num_ranks, "job": job.to_json(), "live": str(folder), "exits": str(exits)}
-        assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # it is dead; whoever waits for it will see
-            self.process.stdin.write(json.dumps(order) + "\n")
-            self.process.stdin.flush()
-
-    def end(self) -> None:
-        """Kill it."""
-        self.process.kill()
-        self.process.wait()
-        if self.process.stdin is not None:
-            with suppress(BrokenPipeError):
-                self.process.stdin.close()
-
-
 class Generation:
     """States: started, stepping (a step is complete), leaving (somebody left or was asked to), ended."""
 
-    def __init__(self, job: Job, agent: Agent, folder: Path, num_ranks: int) -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        self._job, self._agent, self._folder, self._num_ranks = job, agent, folder, num_ranks
-        self._started = self._beat_at = time.monotonic()
+    def __init__(self, job: Job, hosts: list[Host], grace_s: float) -> None:
+        self._job, self._hosts, self._grace_s = job, hosts, grace_s
+        self._num_ranks = sum(host.num_ranks for host in hosts)
+        self._beat_at = time.monotonic()
         self._beats, self._first_step_at = -1, 0.0
-        self._records: dict[int, Record] = {}
-        self._killed: set[int] = set()
+        self._sights = [Sight() for _ in hosts]
         self._leave_by: float | None = None
+        self._requested: Request | None = None
         self._hung = False
-        self._agent_s = AGENT_S
-        self._exits = folder / "exits.json"
-        agent.start(job, num_ranks, folder, self._exits)
+        self._killed: set[int] = set()
+        endpoint = hosts[0].endpoint()
+        for node, host in enumerate(hosts):
+            host.start(Order(job.to_json(), node, len(hosts), endpoint, job.generation))
 
-    @property
-    def is_stepping(self) -> bool:
-        """Whether a step was completed."""
-        return self._first_step_at > 0
+    def watch(self, request: Callable[[int], Request | None]) -> Outcome:
+        """Wait until all its ranks have left or are lost.
 
-    def watch(self, stopping: Callable[[], bool]) -> Outcome:
-        """Wait until all its ranks have ended."""
-        while self._agent.lives and not self._exits.exists():
+        `request` is asked whether all shall save and leave now, given the steps completed so far.
+        """
+        while not self._is_over():
             self._look()
             if self._leave_by is None:
-                self._consider(stopping=stopping())
+                self._consider(request(self._step - self._began))
             elif time.monotonic() >= self._leave_by:
                 self._kill()
             time.sleep(POLL_S)
-        self._records = live.read(self._folder)
+        self._look()
         self._kill()
-        return self._outcome(stopping=stopping())
+        return self._outcome()
+
+    def _is_over(self) -> bool:
+        return all(
+            sight.left is not None or host.lost for host, sight in zip(self._hosts, self._sights, strict=True)
+        )
 
     def _look(self) -> None:
-        self._records = live.read(self._folder)
-        beats = sum(record.beats for record in self._records.values())
+        self._sights = [host.look() for host in self._hosts]
+        records = self._records
+        beats = sum(record.beats for record in records.values())
         if beats != self._beats:
             self._beats, self._beat_at = beats, time.monotonic()
-        if not self.is_stepping and any(r.step > r.started_at_step for r in self._records.values()):
+        if not self._first_step_at and any(r.step > r.started_at_step for r in records.values()):
             self._first_step_at = time.monotonic()
 
-    def _consider(self, *, stopping: bool) -> None:
+    @property
+    def _records(self) -> dict[int, Record]:
+        return {rank: record for sight in self._sights for rank, record in sight.records.items()}
+
+    def _consider(self, requested: Request | None) -> None:
         """Whether it is time for all ranks to leave."""
         now = time.monotonic()
-        if stopping:
-            self._agent_s = 0.0
-            self._leave(STOP_S if len(self._records) == self._num_ranks else 0.0)  # nothing to save yet
+        if requested is not None:
+            self._requested = requested
+            grace_s = GROWTH_S if requested == "growth" else self._grace_s
+            self._leave(grace_s if len(self._records) == self._num_ranks else 0.0)  # nothing to save yet
+        elif self._is_broken():
+            self._leave(LAGGARD_S)
         elif now - self._beat_at > self._patience_s:
             self._hung = True
             log.error("hang", extra={"step": self._step, "without_a_step_s": round(now - self._beat_at, 1)})
             self._leave(0.0)
-        elif any(not _lives(record) and record.phase not in (Phase.DONE, Phase.STOPPED)
-                 for record in self._records.values()):  # fmt: skip
-            self._leave(LAGGARD_S)
+
+    def _is_broken(self) -> bool:
+        """Whether a rank, a host or an agent is gone before its time."""
+        return any(
+            host.lost
+            or any(sight.records[rank].phase not in _IN_TIME for rank in sight.gone)
+            or (sight.left is not None and len(sight.records) < host.num_ranks)
+            for host, sight in zip(self._hosts, self._sights, strict=True)
+        )
 
     def _leave(self, grace_s: float) -> None:
         self._leave_by = time.monotonic() + grace_s
-        for record in self._records.values():
-            _signal(record, signal.SIGTERM)
+        for host in self._hosts:
+            host.ask()
 
     def _kill(self) -> None:
-        """End the ranks that still run, with all they have started, and a torchrun that outlives them."""
-        for rank, record in self._records.items():
-            if _lives(record):
-                self._killed.add(rank)
-            _signal(record, signal.SIGKILL)
-        if not self._exits.exists() and time.monotonic() > (self._leave_by or 0.0) + self._agent_s:
-            self._agent.end()
+        """End the ranks that still run, with all they have started."""
+        for host, sight in zip(self._hosts, self._sights, strict=True):
+            self._killed |= sight.records.keys() - sight.gone
+            host.kill()
 
     @property
     def _patience_s(self) -> float:
         """How long without a sign of progress is a hang; a start may always take START_S."""
-        up = len(self._records) == self._num_ranks and all(r.phase for r in self._records.values())
+        records = self._records
+        up = len(records) == self._num_ranks and all(record.phase for record in records.values())
         return self._job.hang_timeout_s if up else max(self._job.hang_timeout_s, START_S)
 
     @property
     def _step(self) -> int:
         return max((record.step for record in self._records.values()), default=0)
 
-    def _outcome(self, *, stopping: bool) -> Outcome:
-        records = self._records
-        began = min((record.started_at_step for record in records.values()), default=0)
-        stepped_s = time.monotonic() - self._first_step_at if self.is_stepping else 0.0
-        phases = {rank: record.phase for rank, record in records.items()}
-        failed = [r for r, phase in phases.items() if phase in (Phase.FAILED, Phase.REFUSED)]
-        failure = live.failure(self._folder, failed[0]) if failed else None
-        how: How = "loss"
-        if len(phases) == self._num_ranks and set(phases.values()) == {Phase.DONE}:
-            how = "done"
-        elif any(phase is Phase.REFUSED for phase in phases.values()):
-            how = "refused"
-        elif stopping:
-            how = "stopped"
-        elif failed:
-            how = "crash"
-        elif not self._hung:
-            how, failure = self._cause()
-        step = failure.step if failure is not None else self._step
-        return Outcome(how, step, max(0, self._step - began), stepped_s, failure)
+    @property
+    def _began(self) -> int:
+        return min((record.started_at_step for record in self._records.values()), default=0)
 
-    def _cause(self) -> tuple[How, Failure | None]:
-        """Whose fault it is that ranks left without a word: somebody's from outside, or the code's."""
-        if not self._exits.exists():
-            code = self._agent.process.wait()
-            said = f"torchrun left with exit {code}"
-            return ("loss", None) if code < 0 else ("crash", Failure(self._step, said, ""))
-        exits = {int(rank): int(code) for rank, code in json.loads(self._exits.read_text()).items()}
-        peers = {rank for rank, record in self._records.items() if record.phase is Phase.PEER_LOST}
-        # torchrun sends SIGTERM to the others when one has left: theirs is never the cause
-        own = {rank: c for rank, c in exits.items() if rank not in self._killed and c != -signal.SIGTERM}
-        first = {rank: code for rank, code in own.items() if rank not in peers}
+    def _outcome(self) -> Outcome:
+        stepped_s = time.monotonic() - self._first_step_at if self._first_step_at else 0.0
+        cause, failure = self._cause()
+        step = failure.step if failure is not None else self._step
+        return Outcome(cause, step, max(0, self._step - self._began), stepped_s, failure)
+
+    def _cause(self) -> tuple[Cause, Failure | None]:
+        phases = {rank: record.phase for rank, record in self._records.items()}
+        failures = {rank: f for sight in self._sights for rank, f in sight.failures.items()}
+        in_time = len(phases) == self._num_ranks and set(phases.values()) <= _IN_TIME
+        failed = [rank for rank, phase in phases.items() if phase is Phase.FAILED]
+        cause: Cause | None = None
+        if in_time and Phase.STOPPED not in phases.values():
+            cause = "done"
+        elif refused := [rank for rank, phase in phases.items() if phase is Phase.REFUSED]:
+            cause, failed = "refused", refused
+        elif self._requested == "stop" or (self._requested and in_time):
+            cause = self._requested
+            failed.clear()
+        elif failed:
+            cause = "crash"
+        elif any(host.lost for host in self._hosts):
+            cause = "host"
+        elif self._hung:
+            cause = "hang"
+        if cause is None:
+            return self._whose_fault(phases, failures)
+        return cause, failures.get(failed[0]) if failed else None
+
+    def _whose_fault(
+        self, phases: dict[int, Phase], failures: dict[int, Failure]
+    ) -> tuple[Cause, Failure | None]:
+        """Of ranks that left without a word: somebody's from outside, or the code's."""
+        lefts = [sight.left for sight in self._sights if sight.left is not None]
+        for left in lefts:
+            if left.agent is not None and left.agent >= 0:
+                return "crash", Failure(self._step, f"torchrun left with exit {left.agent}", "")
+        peers = {rank for rank, phase in phases.items() if phase is Phase.PEER_LOST}
+        first = {rank: code for rank, code in self._own_exits(lefts).items() if rank not in peers}
         for rank, code in first.items():
             log.warning("rank left", extra={"rank": rank, "exit": code, "step": self._step})
-        if any(code in _EXTERNAL for code in first.values()) or not own:
-            return "loss", None
+        if -signal.SIGKILL in first.values() and any(left.no_memory for left in lefts):
+            return "crash", Failure(self._step, "killed by the kernel: out of memory", "")
+        if any(code in _OUTSIDE for code in first.values()):
+            return "rank", None
         if first:
             rank, code = next(iter(first.items()))
-            return "crash", Failure(self._step, f"rank {rank} left with exit {code} and said nothing", "")
-        if len(peers) < self._num_ranks:  # somebody left without being seen: killed, as far as anybody knows
-            return "loss", None
-        return "crash", live.failure(self._folder, min(peers))
+            early = "before the training function had returned" if code == 0 else "and said nothing"
+            return "crash", Failure(self._step, f"rank {rank} left with exit {code} {early}", "")
+        if peers and len(peers) == self._num_ranks:
+            return "crash", failures.get(min(peers))
+        return "rank", None  # somebody left without being seen: killed, as far as anybody knows
 
-
-def _lives(record: Record) -> bool:
-    try:
-        return psutil.Process(record.pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _signal(record: Record, number: signal.Signals) -> None:
-    """To the rank alone to ask; to its whole group, which is its own session, to end."""
-    with suppress(ProcessLookupError, PermissionError):
-        if number == signal.SIGKILL:
-            os.killpg(record.pid, number)
-        else:
-            os.kill(record.pid, number)
+    def _own_exits(self, lefts: list[Left]) -> dict[int, int]:
+        """Exits that are neither our doing nor torchrun's, which sends SIGTERM when one has left."""
+        exits = {rank: code for left in lefts for rank, code in left.exits.items()}
+        in_time = {rank for rank, record in self._records.items() if record.phase in _IN_TIME}
+        return {r: c for r, c in exits.items() if r not in self._killed | in_time and c != -signal.SIGTERM}

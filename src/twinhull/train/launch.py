@@ -1,33 +1,41 @@
 """The supervisor of one train workload: generation after generation, cycle after cycle.
 
-`python -m twinhull.train.launch --run DIR --train NAME --ranks N`
+`python -m twinhull.train.launch --run DIR --train NAME --ranks N`            on this machine
+`python -m twinhull.train.launch --run DIR --train NAME --listen ADDR:PORT --nodes 1..4`   on those that join
 
 Exit codes: 0 done (or asked to stop while it waited for the next cycle), 1 failed for good, 2 the user can
 mend it, 75 stopped early and saved.
 """
 
 import argparse
-import importlib.util
 import logging
 import os
-import shutil
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import Protocol
 
 from twinhull import logs, processes
 from twinhull.errors import TwinhullError
 from twinhull.rundir import RunDirectory
-from twinhull.train import live
-from twinhull.train.checkpoint import Place, Store
-from twinhull.train.generation import POLL_S, Agent, Generation, Outcome
+from twinhull.system.quantities import Range
+from twinhull.train import grace, live
+from twinhull.train.checkpoint import Store
+from twinhull.train.crew import Size
+from twinhull.train.generation import POLL_S, Cause, Generation, Outcome, Request
+from twinhull.train.hosts import Host, LocalHost
 from twinhull.train.job import Job
+from twinhull.train.lease import LEASE_S
+from twinhull.train.manifest import Place
 from twinhull.train.restarts import Ended, History
+from twinhull.train.wire import now
+from twinhull.train.workload import Workload, described
 
-DONE, FAILED, USAGE, STOPPED = 0, 1, 2, 75
+DONE, FAILED, STOPPED = 0, 1, 75
 log = logging.getLogger(__name__)
 
 
@@ -38,95 +46,129 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--train", required=True)
-    parser.add_argument("--ranks", type=int, required=True)
+    parser.add_argument("--ranks", type=int, default=1, help="on this machine")
+    parser.add_argument("--listen", help="ADDRESS:PORT at which machines join, instead of using this one")
+    parser.add_argument(
+        "--nodes", type=Range.parse, default=Range(1, 1), help="machines to train on, as 1..4"
+    )
+    parser.add_argument("--lease", type=float, default=LEASE_S, help="seconds that a machine trains unheard")
     parser.add_argument("--nice", type=int, default=10, help="how far training steps back behind serving")
     arguments = parser.parse_args()
     logs.setup(f"train:{arguments.train}")
     try:
-        job, every_s = described(RunDirectory(arguments.run), arguments.train)
-        return Launcher(job, every_s, arguments.ranks, arguments.nice).run()
+        workload = described(RunDirectory(arguments.run), arguments.train)
+        if arguments.listen is None:
+            return Launcher(workload, Size(), Alone(workload, arguments.ranks, arguments.nice)).run()
+        from twinhull.train.door import opened
+
+        size = Size(arguments.nodes.low, arguments.nodes.high or arguments.nodes.low, workload.gang)
+        return Launcher(
+            workload, size, opened(workload, arguments.listen, arguments.lease, arguments.nice)
+        ).run()
     except TwinhullError as error:
         log.error(str(error))  # noqa: TRY400  # a traceback would not help who can mend it
         return error.exit_code
 
 
-def described(run: RunDirectory, name: str) -> tuple[Job, float | None]:
-    """What the effective system says of a train workload, and how often it runs. Raises TwinhullError."""
-    from twinhull.system.load import load
-    from twinhull.system.model import State, Train
+class Crew(Protocol):
+    """The hosts of a launcher. `is_going` says that the launcher's own machine is about to be taken."""
 
-    if importlib.util.find_spec("torch") is None:
-        raise TwinhullError("training needs PyTorch:", hint="pip install 'twinhull[train]'")
-    system = load(run.system).system
-    train = system.components.get(name)
-    if not isinstance(train, Train) or train.run is None:
-        raise TwinhullError(f"the system has no train workload {name} with a function to run.")
-    saving = train.checkpoint
-    every = saving.every if saving else None
-    registry = next(
-        (c for c in system.components.values() if isinstance(c, State) and c.kind == "registry"), None
-    )
-    job = Job(name=name, system=system.name, run=train.run, directory=run.root.resolve(),
-              save_every_s=every.seconds if every else 600.0, save_every_steps=every.steps if every else None,
-              keep=(saving.keep if saving else None) or 3,
-              keep_versions=registry.keep if registry else None,
-              hang_timeout_s=train.hang_timeout or 300.0)  # fmt: skip
-    return job, train.every
+    @property
+    def is_going(self) -> bool: ...  # noqa: D102  # said above
+    def hosts(self) -> Sequence[Host]:
+        """Those that are there to stay."""
+        ...
+
+    def close(self, code: int) -> None:
+        """End them, or send them away; `code` is how the run has ended."""
+        ...
+
+
+class Alone:
+    """A crew of this machine only."""
+
+    def __init__(self, workload: Workload, num_ranks: int, nice: int) -> None:
+        assert workload.job.directory is not None
+        folder = live.directory(RunDirectory(workload.job.directory), workload.job.name)
+        self._host = LocalHost(num_ranks, folder, nice=nice, notice=workload.notice)
+
+    @property
+    def is_going(self) -> bool:
+        """Whether a notice says so."""
+        return self._host.is_going
+
+    def hosts(self) -> list[Host]:
+        """This machine."""
+        return [self._host]
+
+    def close(self, code: int) -> None:
+        """End its ranks."""
+        self._host.end()
 
 
 class Launcher:
     """Runs the cycles of one workload. States: in a cycle, between cycles, over."""
 
-    def __init__(self, job: Job, every_s: float | None, num_ranks: int, nice: int) -> None:
+    def __init__(self, workload: Workload, size: Size, crew: Crew) -> None:
+        job = workload.job
+        store = Store.of(job)
+        assert store is not None
         assert job.directory is not None
-        self._job, self._every_s, self._num_ranks, self._nice = job, every_s, num_ranks, nice
-        self._run = RunDirectory(job.directory)
-        self._store = Store(self._run.checkpoints / job.name, job.keep)
-        self._folder = live.directory(self._run, job.name)
+        self._workload, self._job, self._size, self._crew, self._store = workload, job, size, crew, store
+        self._grace = grace.Watch(job.warning_s)
+        self._stop_at = (
+            now() + workload.walltime_s - (job.warning_s or grace.WALLTIME_S) if workload.walltime_s else None
+        )
         self._stopping = False
-        self._agent: Agent | None = None
-        self._generations = 0
+        self._generations, self._full_size = 0, 0
         self._shown: set[str] = set()
-        self._furthest = max((record.step for record in live.read(self._folder).values()), default=0)
+        seen = live.read(live.directory(RunDirectory(job.directory), job.name))
+        self._furthest = max((record.step for record in seen.values()), default=0)
 
     def run(self) -> int:
-        """Cycles until there is none left, or until asked to stop."""
+        """Cycles until there is none left, or until asked to stop. Raises RunInUse."""
         signal.signal(signal.SIGTERM, self._stop)
+        signal.signal(signal.SIGUSR1, self._stop)
+        code = FAILED
         try:
-            while True:
-                place = self._store.last_place()
-                if place is not None and place.done and not self._wait_for_next(place):
-                    return DONE
-                started = place.cycle_started if place is not None and not place.done else time.time()
-                code = self._cycle(replace(self._job, cycle_started=started))
-                if code != DONE:
-                    return code
+            with self._store.held():
+                code = self._cycles()
         finally:
-            if self._agent is not None:
-                self._agent.end()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._crew.close(code)
+        return code
+
+    def _cycles(self) -> int:
+        while True:
+            place = self._store.last_place()
+            if place is not None and place.done and not self._wait_for_next(place):
+                return DONE
+            started = place.cycle_started if place is not None and not place.done else time.time()
+            code = self._cycle(replace(self._job, cycle_started=started))
+            if code != DONE:
+                return code
 
     def _wait_for_next(self, done: Place) -> bool:
         """Wait until the next cycle is due; False if there is none, or when asked to stop."""
-        if self._every_s is None:
+        if self._workload.every_s is None:
             return False
-        return self._rest_until(done.cycle_started + self._every_s)
+        return self._rest_until(done.cycle_started + self._workload.every_s)
 
     def _cycle(self, job: Job) -> int:
         """Generations until the training function has returned on all ranks."""
         history = History()
-        while not self._stopping:
+        while (hosts := self._gather()) is not None:
             before = self._store.last_place()
-            outcome = self._generation(replace(job, furthest_step=self._furthest))
+            outcome = self._generation(replace(job, furthest_step=self._furthest), hosts)
             self._furthest = max(self._furthest, outcome.step)
-            now = self._store.last_place()
-            if outcome.how == "done" or (now is not None and now.done and now != before):
+            now_at = self._store.last_place()
+            if outcome.cause not in ("done", "stop", "refused"):
+                history = history.after(_ended(outcome.cause, outcome, saved=now_at != before))
+            self._explain(outcome, hosts, now_at, history)
+            if outcome.cause == "done" or (now_at is not None and now_at.done and now_at != before):
                 return DONE  # also when a rank was lost after the end was saved
-            if outcome.how == "stopped":
+            if outcome.cause == "stop":
                 break
-            history = history.after(_ended(outcome, saved=now != before))
-            self._explain(outcome)
-            if outcome.how == "refused":
+            if outcome.cause == "refused":
                 return FAILED
             if history.is_hopeless:
                 log.error("training ended: the same crash three times", extra=_words(outcome))
@@ -137,36 +179,86 @@ class Launcher:
         log.info("stopped early", extra={"step": self._furthest})
         return STOPPED
 
-    def _generation(self, job: Job) -> Outcome:
-        self._generations += 1
-        if self._agent is None or not self._agent.lives:
-            self._agent = Agent(self._nice)
-        log.info("generation started", extra={"generation": self._generations, "ranks": self._num_ranks})
-        return Generation(job, self._agent, self._folder, self._num_ranks).watch(lambda: self._stopping)
+    def _gather(self) -> list[Host] | None:
+        """The hosts to train with now, once they are enough; None when asked to stop meanwhile."""
+        began, told = now(), False
+        while not self._must_stop():
+            hosts = self._crew.hosts()
+            if number := self._size.start_with(len(hosts), now() - began, is_first=not self._generations):
+                return list(hosts[:number])
+            if not told and self._generations:
+                told = True
+                log.warning("waiting for hosts", extra={"there": len(hosts), "needed": self._size.low})
+            time.sleep(POLL_S)
+        return None
 
-    def _explain(self, outcome: Outcome) -> None:
-        failure = outcome.failure
-        if failure is None:
-            log.warning("generation lost", extra={"step": outcome.step, "steps": outcome.steps})
+    def _generation(self, job: Job, hosts: list[Host]) -> Outcome:
+        self._generations += 1
+        number = self._store.claimed() + 1
+        self._store.claim(number)
+        self._full_size = max(self._full_size, self._size.high * max(host.num_ranks for host in hosts))
+        num_ranks = sum(host.num_ranks for host in hosts)
+        log.info("generation started", extra={"generation": number, "ranks": num_ranks, **_names(hosts)})
+        job = replace(job, generation=number, full_size=self._full_size)
+        generation = Generation(job, hosts, grace.grace_s(job.warning_s))
+        return generation.watch(lambda steps: self._request(hosts, steps))
+
+    def _request(self, hosts: list[Host], steps: int) -> Request | None:
+        """Why the ranks of a generation should save and leave now, if they should."""
+        if self._must_stop():
+            return "stop"
+        self._grace.look(self._store)
+        ready = self._crew.hosts()
+        if any(host.is_going for host in hosts):
+            return "preempted"
+        return "growth" if self._size.grows(len(hosts), len(ready), steps) else None
+
+    def _explain(self, outcome: Outcome, hosts: list[Host], saved: Place | None, history: History) -> None:
+        facts = {
+            "cause": outcome.cause,
+            "step": outcome.step,
+            "steps": outcome.steps,
+            "steps_to_repeat": max(0, outcome.step - (saved.step if saved is not None else 0)),
+            "stepped_s": round(outcome.stepped_s, 3),
+            "ends": dict(history.by_cause),
+            **_names(hosts),
+        }
+        is_loss = outcome.cause in ("host", "rank", "hang", "crash")
+        log.log(logging.WARNING if is_loss else logging.INFO, "generation ended", extra=facts)
+        if outcome.failure is None:
             return
-        facts: dict[str, object] = _words(outcome)
-        if failure.traceback and failure.error not in self._shown:
-            facts["exception"] = failure.traceback
-        self._shown.add(failure.error)
-        log.error("training crashed", extra=facts)
+        words: dict[str, object] = _words(outcome)
+        if outcome.failure.traceback and outcome.failure.error not in self._shown:
+            words["exception"] = outcome.failure.traceback
+        self._shown.add(outcome.failure.error)
+        log.error("training crashed", extra=words)
 
     def _rest_until(self, due: float) -> bool:
-        while time.time() < due and not self._stopping:
+        while time.time() < due and not self._must_stop():
+            self._crew.hosts()
             time.sleep(min(POLL_S, max(0.0, due - time.time())))
         return not self._stopping
+
+    def _must_stop(self) -> bool:
+        if not self._stopping and self._crew.is_going:
+            log.warning("notice: this machine is about to go")
+            self._stopping = True
+        if not self._stopping and self._stop_at is not None and now() >= self._stop_at:
+            log.warning("walltime is nearly over", extra={"walltime_s": self._workload.walltime_s})
+            self._stopping = True
+        return self._stopping
 
     def _stop(self, _number: int, _frame: FrameType | None) -> None:
         self._stopping = True
 
 
-def _ended(outcome: Outcome, *, saved: bool) -> Ended:
-    cause = "loss" if outcome.how == "loss" else "crash"
+def _ended(cause: Cause, outcome: Outcome, *, saved: bool) -> Ended:
+    assert cause not in ("done", "stop", "refused")
     return Ended(cause, outcome.step, outcome.steps, outcome.stepped_s, saved)
+
+
+def _names(hosts: list[Host]) -> dict[str, object]:
+    return {"hosts": [host.name for host in hosts]} if len(hosts) > 1 or hosts[0].name != "here" else {}
 
 
 def _words(outcome: Outcome) -> dict[str, object]:

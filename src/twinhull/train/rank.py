@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +13,10 @@ from types import FrameType
 
 from twinhull import logs
 from twinhull.errors import TwinhullError, UserCodeError
-from twinhull.train import torchrun
+from twinhull.train import lease, torchrun
 from twinhull.train.job import Job
 from twinhull.train.live import Beat, Failure, Phase
 
-LINGER_S = 0.2  # torchrun looks every 0.05 s and tells only of the first to leave: let it see whom we lost
 log = logging.getLogger(__name__)
 
 
@@ -35,6 +33,7 @@ def forked(job: str, live: str) -> None:
     """The same in a process that the agent has forked: without the agent's session, signals and silence."""
     os.setsid()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     logging.disable(logging.NOTSET)
     code = _enter(job, Path(live))
     _flush()
@@ -47,6 +46,7 @@ def _enter(job_said: str, live: Path) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     job, rank = Job.from_json(job_said), int(os.environ["RANK"])
     logs.setup(f"rank:{job.name}-{rank}")
+    lease.enforce(live.parent)
     return _train(job, Beat(live, rank))
 
 
@@ -79,8 +79,6 @@ def _train(job: Job, beat: Beat) -> int:
         if is_peer_lost(error):
             phase = Phase.PEER_LOST
         beat.left(phase, _failure(error, beat.step))
-        if phase is Phase.PEER_LOST:
-            time.sleep(LINGER_S)
         return 1
     beat.left(Phase.DONE)
     return 0

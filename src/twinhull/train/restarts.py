@@ -1,11 +1,13 @@
 """Whether, and after what wait, a training run is started again: pure decisions on what has happened so far.
 
-A loss (a rank killed from outside, a node gone, a hang) is nobody's fault and never ends a run. A crash (an
-exception in the user's code, a broken native library) would come again for ever: the third one at the same
-step without progress ends it.
+A loss (a rank killed from outside, a host gone, a hang) is nobody's fault and never ends a run, nor does an
+end that was asked for (a host about to go, one more that came). A crash (an exception in the user's code, a
+broken native library, memory that runs out) would come again for ever: the third one at the same step without
+progress ends it.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 CRASHES = 3  # at the same step: one may be chance, two bad luck
@@ -13,7 +15,8 @@ FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
 STEADY_S = 30.0  # a generation that trained this long owes no wait
 
-Cause = Literal["loss", "crash"]
+Cause = Literal["host", "rank", "hang", "crash", "preempted", "growth"]
+_ASKED_FOR = {"preempted", "growth"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +32,24 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What counts so far: steps of the crashes since the last new checkpoint, failures in a row."""
+    """What counts so far: steps of the crashes since the last new checkpoint, failures in a row.
+
+    `by_cause` is how often generations have ended for each cause.
+    """
 
     crash_steps: tuple[int, ...] = ()
     in_a_row: int = 0
+    by_cause: Mapping[str, int] = field(default_factory=dict)
 
     def after(self, ended: Ended) -> "History":
         """The history with one more generation."""
         crash_steps = () if ended.saved else self.crash_steps
-        rested = ended.saved or ended.stepped_s >= STEADY_S or (ended.cause == "loss" and ended.steps > 0)
-        in_a_row = 1 if rested else self.in_a_row + 1
+        rested = ended.saved or ended.stepped_s >= STEADY_S or (ended.cause != "crash" and ended.steps > 0)
+        in_a_row = 1 if rested or ended.cause in _ASKED_FOR else self.in_a_row + 1
         if ended.cause == "crash":
             crash_steps = (*crash_steps, ended.step)
-        return History(crash_steps, in_a_row)
+        by_cause = {**self.by_cause, ended.cause: self.by_cause.get(ended.cause, 0) + 1}
+        return History(crash_steps, in_a_row, by_cause)
 
     @property
     def is_hopeless(self) -> bool:

@@ -16,10 +16,13 @@ import logging
 import os
 import signal
 import sys
-import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any, TextIO
+
+import psutil
 
 from twinhull import processes
 
@@ -32,6 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--nice", type=int, default=0)
+    parser.add_argument("--warming", type=int, help="a descriptor that is closed when imports are done")
     arguments = parser.parse_args()
     end_with(arguments.parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -42,28 +46,33 @@ def main() -> None:
     forks = sys.platform == "linux" and not any(Path(driver).exists() for driver in _DRIVERS)
     if forks:
         _import_all()
+    if arguments.warming is not None:
+        os.close(arguments.warming)
     for line in _orders():
         order = json.loads(line)
-        exits = _run(order["ranks"], order["job"], order["live"], forks=forks)
+        _note_exits(Path(order["live"]))
+        exits = _run(order, forks=forks)
         beside = Path(order["exits"] + ".tmp")
         beside.write_text(json.dumps(exits), encoding="utf-8")
         beside.replace(order["exits"])
 
 
-def _run(num_ranks: int, job: str, live: str, *, forks: bool) -> Mapping[int, int]:
-    """One generation: one node, a fresh store on loopback, no restarts. The exits of ranks that failed."""
+def _run(order: Mapping[str, Any], *, forks: bool) -> Mapping[int, int]:  # Any: of `hosts.LocalHost.start`
+    """One generation: a fresh store on the first node, no restarts. The exits of ranks that failed here."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    job, live = order["job"], order["live"]
     config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=num_ranks,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
-        local_addr="127.0.0.1",
+        min_nodes=order["nodes"],
+        max_nodes=order["nodes"],
+        nproc_per_node=order["ranks"],
+        run_id=order["run"],
+        rdzv_backend="static",  # who is there is known: nothing is to be found out or kept alive
+        rdzv_endpoint=order["endpoint"],
+        rdzv_configs={"rank": order["node"]},
+        local_addr=order["address"],
         max_restarts=0,
         monitor_interval=0.05,
         start_method="fork",
@@ -79,7 +88,25 @@ def _run(num_ranks: int, job: str, live: str, *, forks: bool) -> Mapping[int, in
         elastic_launch(config, entry)(*words)
     except ChildFailedError as error:
         return {rank: failure.exitcode for rank, failure in error.failures.items()}
+    except RuntimeError as error:  # no rendezvous: another node is gone, or somebody took the port
+        print(f"torchrun: {error}", file=sys.stderr, flush=True)
     return {}
+
+
+def _note_exits(folder: Path) -> None:
+    """Leave the exit code of each rank in a file `exit-PID`: torchrun tells of the first to fail alone."""
+    if not hasattr(os, "waitid"):
+        return
+
+    def look(_number: int, _frame: FrameType | None) -> None:
+        for child in psutil.Process().children():
+            with suppress(ChildProcessError, FileNotFoundError):
+                end = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if end is not None:
+                    code = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+                    (folder / f"exit-{child.pid}").write_text(str(code))
+
+    signal.signal(signal.SIGCHLD, look)
 
 
 def _import_all() -> None:

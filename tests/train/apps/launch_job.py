@@ -1,15 +1,35 @@
-"""The launcher of a job given as JSON: what `twinhull.train.launch` does after it has read the file."""
+"""The launcher of a job given as JSON: what `twinhull.train.launch` does after it has read the file.
+
+`launch_job.py JOB EVERY_S RANKS [LISTEN LOW HIGH LEASE_S]`
+"""
 
 import os
 import sys
 
 from twinhull import logs, processes
+from twinhull.errors import TwinhullError
+from twinhull.train.crew import Size
 from twinhull.train.job import Job
-from twinhull.train.launch import Launcher
+from twinhull.train.launch import Alone, Launcher
+from twinhull.train.workload import Workload
 
 processes.die_with_parent()
 job = Job.from_json(sys.argv[1])
 logs.setup(f"train:{job.name}")
-every_s = float(sys.argv[2]) or None
-code = Launcher(job, every_s, int(sys.argv[3]), nice=5).run()
+notice = os.environ.get("NOTICE", "")
+walltime_s = float(os.environ.get("WALLTIME_S", "0")) or None
+workload = Workload(job, float(sys.argv[2]) or None, walltime_s, notice)
+try:
+    if len(sys.argv) > 4:
+        from twinhull.train.door import opened
+
+        listen, low, high, lease_s = sys.argv[4:]
+        crew = opened(workload, listen, float(lease_s), 5)
+        code = Launcher(workload, Size(int(low), int(high)), crew).run()
+    else:
+        code = Launcher(workload, Size(), Alone(workload, int(sys.argv[3]), nice=5)).run()
+except TwinhullError as error:
+    print(error)
+    code = error.exit_code
+sys.stdout.flush()
 os._exit(code)

@@ -120,6 +120,23 @@ def two_loops(run: Run) -> None:
             time.sleep(float(os.environ.get("PAUSE_S", "0")))
 
 
+def notes(run: Run) -> None:
+    """Notes every sample with the generation that trained it, when its step is complete."""
+    model = run.wrap(Net())
+    optimizer = run.wrap(torch.optim.SGD(model.parameters(), lr=1e-2))
+    pause_s, generation = float(os.environ.get("PAUSE_S", "0")), run._job.generation
+    loader = run.loader(list(range(203)), batch_size=16, collate=list)
+    with Path(os.environ["SEEN"]).open("a") as file:
+        for numbers in run.steps(loader, epochs=int(os.environ.get("EPOCHS", "2"))):
+            x = torch.tensor([[n % 7, n % 5, n % 3, 1.0] for n in numbers]) / 7
+            model.loss((x, x.sum(1))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            file.write(f"{generation} {run.step} {run.rank} {' '.join(map(str, numbers))}\n")
+            file.flush()
+            time.sleep(pause_s)
+
+
 def count_events(run: Run) -> None:
     """Keeps how often each event was trained, in a model of which each event moves its own weight by one."""
     model = run.wrap(Tally())
