@@ -157,6 +157,27 @@ def load(
     )
 
 
+@app.command(group=TOOLS)
+def checkpoints(
+    action: Annotated[Literal["ls", "verify", "prune"], Parameter(help="What to do.")],
+    file: Annotated[Path | None, Parameter(help="The system file, if --run is not given.")] = None,
+    *,
+    run: RunOption = None,
+    train: Annotated[str | None, Parameter(help="Of this training workload; default: of all.")] = None,
+    keep: Annotated[int | None, Parameter(help="How many of the newest prune leaves.")] = None,
+    format: Annotated[
+        Literal["text", "json"], Parameter(help="Text for people, JSON for machines.")
+    ] = "text",
+) -> int:
+    """List checkpoints, verify them by reading every file, or remove old ones.
+
+    prune never removes the newest that verifies; verify leaves with 1 if one is damaged.
+    """
+    from twinhull.train.inventory import main as run_checkpoints
+
+    return run_checkpoints(action, file, run=run, train=train, keep=keep, fmt=format)
+
+
 def main() -> None:
     """Run a verb; leave with its exit code, and with one clear line for whatever a user can mend."""
     try:

@@ -109,6 +109,13 @@ class Store:
         check_files(checkpoint.path, share)
         return checkpoint
 
+    def size(self, name: str, file: str) -> int | None:
+        """The size of a file of a checkpoint; None if it is not there."""
+        if self.remote is not None and not (self.root / name).is_dir():
+            return self.remote.size(name, file)
+        path = self.root / name / file
+        return path.stat().st_size if path.is_file() else None
+
     def last_place(self) -> Place | None:
         """Where the newest readable manifest says the run stood, without reading the state."""
         for name in self.names():
@@ -198,7 +205,7 @@ class Store:
         return newest
 
     def check(self) -> None:
-        """Raises CheckpointError if a generation newer than this one is at work."""
+        """Raises Overtaken if a generation newer than this one is at work."""
         if self.generation:
             fence.refuse_overtaken(self.claimed(), self.generation, str(self))
 

@@ -16,6 +16,10 @@ GENERATION = "generation"
 LOCK = "lock"
 
 
+class Overtaken(CheckpointError):
+    """Raised in a generation of ranks when a newer one is at work."""
+
+
 def claimed(root: Path) -> int:
     """The newest generation that has claimed this directory; 0 if none has."""
     try:
@@ -39,7 +43,7 @@ def claim(root: Path, generation: int) -> None:
 
 
 def check(root: Path, generation: int) -> None:
-    """Raises CheckpointError if a newer generation has claimed this directory.
+    """Raises Overtaken if a newer generation has claimed this directory.
 
     Generation 0 is a run without a launcher, which nobody numbers.
     """
@@ -47,9 +51,9 @@ def check(root: Path, generation: int) -> None:
 
 
 def refuse_overtaken(newest: int, generation: int, where: str) -> None:
-    """Raises CheckpointError if `newest` is above `generation`."""
+    """Raises Overtaken if `newest` is above `generation`."""
     if generation and newest > generation:
-        raise CheckpointError(
+        raise Overtaken(
             f"generation {generation} was overtaken by generation {newest}, which has claimed {where}.",
             hint="Nothing is to be done: the newer one trains on.",
         )

@@ -8,6 +8,7 @@ from twinhull.train import snapshot
 from twinhull.train.checkpoint import Store
 from twinhull.train.cost import Cost
 from twinhull.train.failures import EXPECTED, OF_DISK_OR_DCP, reason
+from twinhull.train.fence import Overtaken
 from twinhull.train.find import find
 from twinhull.train.group import Group
 from twinhull.train.job import Job
@@ -170,8 +171,8 @@ class Keeper:
         return place
 
     def _failed(self, place: Place, error: BaseException, *, required: bool) -> None:
-        """Say what went wrong. Raises CheckpointError if the save was required, and what nobody expects."""
-        if not isinstance(error, EXPECTED):
+        """Say what went wrong. Raises CheckpointError if the save was required, and what is worse."""
+        if isinstance(error, Overtaken) or not isinstance(error, EXPECTED):
             raise error
         why = reason(error)
         if required:

@@ -45,6 +45,12 @@ class Remote:
             raise Refused(f"{file} is missing")
         return content
 
+    def size(self, name: str, file: str) -> int | None:
+        """The size of a file; None if it is not there."""
+        with _failing("read", self._at(name, file)), suppress(FileNotFoundError):
+            return int(self._files.size(self._at(name, file)))
+        return None
+
     def write(self, name: str, file: str, content: bytes) -> None:
         """Put a small file there, whole or not at all."""
         at = self._at(name, file)
