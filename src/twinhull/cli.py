@@ -43,6 +43,10 @@ def up(
     workers: Annotated[
         int | None, Parameter(help="Workers a pool; default: the file's, at most one a core.")
     ] = None,
+    join_at: Annotated[
+        str | None,
+        Parameter(help="ADDRESS[:PORT] at which machines join to train; without it this one trains."),
+    ] = None,
     plain: Annotated[
         bool, Parameter(help="One log line an event instead of the live view.", negative="")
     ] = False,
@@ -58,7 +62,14 @@ def up(
     return run_up(
         file,
         Options(
-            run=run, only=only, port=port, ranks=ranks, workers=workers, plain=plain, log_format=log_format
+            run=run,
+            only=only,
+            port=port,
+            ranks=ranks,
+            workers=workers,
+            join_at=join_at,
+            plain=plain,
+            log_format=log_format,
         ),
     )
 

@@ -52,3 +52,29 @@ def test_the_effective_system_tells_the_numbers_of_this_machine() -> None:
     assert job.launch.processes == 2
     again = scaled(here, num_cores=2, ranks=None, workers=None)
     assert again.ranks == local.ranks
+
+
+@pytest.mark.parametrize(
+    ("pool", "elastic", "hosts"),
+    [
+        (Pool(nodes="4", gpus="8 x H100"), None, "4"),
+        (Pool(nodes="4", gpus="8 x H100"), "2..4", "2..4"),
+        (Pool(nodes="1", gpus="8 x H100"), "1..3", "1..3"),
+        (Pool(nodes="4", gpus="8 x H100"), "2..", "2..4"),
+    ],
+)
+def test_a_job_of_several_nodes_is_left_to_machines_that_join(
+    pool: Pool, elastic: str | None, hosts: str
+) -> None:
+    job = Train(kind="train", run="app:fit", pool="p", elastic=elastic)
+    whole = system(pool, job)
+    local = scaled(whole, num_cores=2, ranks=None, workers=None, joined=True)
+    assert {name: str(nodes) for name, nodes in local.hosts.items()} == {"fit": hosts}
+    assert local.ranks == {}
+    assert effective(whole, local).components["fit"] == job
+    assert effective(whole, local).pools == whole.pools
+
+
+def test_a_job_of_one_node_trains_here_though_machines_may_join() -> None:
+    local = scaled(system(Pool(nodes="1", cpus=2)), num_cores=2, ranks=None, workers=None, joined=True)
+    assert (local.ranks, local.hosts) == ({"fit": 2}, {})

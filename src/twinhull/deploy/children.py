@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +14,7 @@ from twinhull.rundir import RunDirectory
 from twinhull.serve import layout
 from twinhull.system.lanes import lanes_of
 from twinhull.system.model import System, Task, Train
+from twinhull.train import place as join
 
 Plane = Literal["training", "serving"]
 _TRAINING_ENDS = frozenset({0, 1, 2, 75})  # done, failed for good, the user's to mend, stopped and saved
@@ -49,13 +50,18 @@ def server(at: Place, source: broker.Source) -> Command:
     return Command("broker", argv, at.env, at.code, hold=at.run.holds / "broker")
 
 
-def training(system: System, local: Local, at: Place) -> list[Command]:
-    """One launcher a training job."""
-    return [
-        _module(at, f"train:{name}", "twinhull.train.launch", "--train", name, "--ranks", str(ranks))
-        for name, ranks in local.ranks.items()
-        if name in trains(system)
-    ]
+def training(system: System, local: Local, at: Place, join_at: str | None = None) -> list[Command]:
+    """One launcher a training job, for this machine or for those that join; each gets a port of its own."""
+    found: list[Command] = []
+    for name, train in trains(system).items():
+        where = ("--ranks", str(local.ranks.get(name, 1)))
+        if join_at is not None and name in local.hosts:
+            address, port = join.parsed(join_at)
+            number = port and port + list(local.hosts).index(name)
+            where = ("--listen", f"{address}:{number}", "--nodes", str(local.hosts[name]))
+        command = _module(at, f"train:{name}", "twinhull.train.launch", "--train", name, *where)
+        found.append(replace(command, grace_s=train.warning or command.grace_s))
+    return found
 
 
 def serving(system: System, local: Local, at: Place, listener: int) -> list[Command]:

@@ -44,6 +44,7 @@ class Options:
     port: int = 7474
     ranks: int | None = None
     workers: int | None = None
+    join_at: str | None = None
     plain: bool = False
     log_format: Literal["console", "json"] = "console"
 
@@ -69,7 +70,18 @@ def up(file: Path, options: Options) -> int:
 
 def _prepare(system: System, run: RunDirectory, code: Path, options: Options) -> int:
     """Everything that may be refused, then the supervisor, then whatever it left."""
-    local = scale.scaled(system, num_cores=scale.cores(), ranks=options.ranks, workers=options.workers)
+    local = scale.scaled(
+        system,
+        num_cores=scale.cores(),
+        ranks=options.ranks,
+        workers=options.workers,
+        joined=options.join_at is not None,
+    )
+    if options.join_at is not None and not local.hosts:
+        raise TwinhullError(
+            f"--join-at {options.join_at}: no training of {system.name} is for several nodes.",
+            hint="State nodes of its pool, or elastic.",
+        )
     here = scale.effective(system, local)
     planes = _planes(system, options.only)
     holder = system.components.get("broker")
@@ -85,7 +97,7 @@ def _prepare(system: System, run: RunDirectory, code: Path, options: Options) ->
         print(f"twinhull {__version__}: importing your code ...", file=sys.stderr, flush=True)
         preflight.import_functions(children.functions(system, planes), at)
         write_whole(run.system, dump(here))
-        commands = children.training(here, local, at) if "training" in planes else []
+        commands = children.training(here, local, at, options.join_at) if "training" in planes else []
         if listener is not None:
             commands += children.serving(here, local, at, listener.fileno())
         server = children.server(at, source) if source.url is None else None

@@ -2,10 +2,14 @@
 
 import importlib.util
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from twinhull.errors import TwinhullError
 from twinhull.rundir import RunDirectory
 from twinhull.train.job import Job
+
+if TYPE_CHECKING:
+    from twinhull.system.model import Pool, Train
 
 _SAVE_EVERY_S = 600.0
 _HANG_S = 300.0
@@ -55,6 +59,15 @@ def described(run: RunDirectory, name: str) -> Workload:
               precision=train.precision or "fp32", recompute=bool(train.recompute),
               micro_batch=train.micro_batch, stop_on_nan=train.nan != "ignore",
               warning_s=train.warning,
-              mtbf_s=pool.mtbf if pool else None,
+              save_auto=bool(every and every.auto),
+              mtbf_s=_mtbf_s(train, pool),
               checkpoints=(kept_in.url if isinstance(kept_in, State) else None) or "")  # fmt: skip
     return Workload(job, train.every, train.walltime, train.notice or "", bool(train.gang))
+
+
+def _mtbf_s(train: "Train", pool: "Pool | None") -> float | None:
+    """Between failures of the whole job: any of its nodes is enough."""
+    if pool is None or pool.mtbf is None:
+        return None
+    nodes = train.elastic or pool.nodes
+    return pool.mtbf / max(1, (nodes.high or nodes.low) if nodes else 1)
