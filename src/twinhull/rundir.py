@@ -55,6 +55,11 @@ class RunDirectory:
         return self.root / "checkpoints"
 
     @property
+    def metrics(self) -> Path:
+        """TRAIN.jsonl below it: the numbers of each step."""
+        return self.root / "metrics"
+
+    @property
     def registry(self) -> Path:
         """MODEL/N/ below it."""
         return self.root / "registry"

@@ -1,9 +1,8 @@
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinhull.train.cursor import Cursor, advance, batches_left, order, part, split, step_seed
+from twinhull.train.cursor import Cursor, advance, batches_left, most_at_once, order, split, step_seed
 
 
 @given(
@@ -11,16 +10,23 @@ from twinhull.train.cursor import Cursor, advance, batches_left, order, part, sp
     batch_size=st.integers(1, 64),
     worlds=st.lists(st.integers(1, 4), min_size=1, max_size=8),
     seed=st.integers(0, 5),
+    micro=st.none() | st.integers(1, 20),
 )
 def test_each_sample_comes_once_an_epoch_however_the_number_of_ranks_changes(
-    size: int, batch_size: int, worlds: list[int], seed: int
+    size: int, batch_size: int, worlds: list[int], seed: int, micro: int | None
 ) -> None:
     cursor, seen, step = Cursor(size, seed), [], 0
     while cursor.epoch == 0:
         world = worlds[step % len(worlds)]
-        parts = [part(cursor, order(cursor, shuffle=True), batch_size, rank, world) for rank in range(world)]
-        assert sum(p.share for p in parts) == pytest.approx(1)
-        seen += [int(i) for p in parts if p.share for i in p.indices]
+        batch = order(cursor, shuffle=True)[cursor.consumed : cursor.consumed + batch_size]
+        most = most_at_once(batch_size, micro, max(worlds), world)
+        parts = [split(len(batch), rank, world, most) for rank in range(world)]
+        assert len({len(of_rank) for of_rank in parts}) == 1
+        assert sum(share for of_rank in parts for _, share in of_rank) == pytest.approx(1)
+        for of_rank in parts:
+            assert all(len(batch[mine]) <= most for mine, _ in of_rank)
+            assert sorted(share > 0 for _, share in of_rank) == [share > 0 for _, share in of_rank]
+            seen += [int(i) for mine, share in of_rank if share for i in batch[mine]]
         cursor, step = advance(cursor, batch_size), step + 1
     assert sorted(seen) == list(range(size))
 
@@ -39,9 +45,7 @@ def test_batches_left_is_what_is_left(size: int, batch_size: int, epochs: int, d
 
 
 def test_a_rank_without_samples_repeats_one_that_counts_for_nothing() -> None:
-    tail = part(Cursor(9, consumed=8), np.arange(9), batch_size=4, rank=1, world_size=2)
-    assert tail.indices.tolist() == [8]
-    assert tail.share == 0
+    assert split(1, rank=1, world_size=2, most=2) == [(slice(0, 1), 0.0)]
 
 
 def test_epochs_are_shuffled_differently_and_repeatably() -> None:
@@ -51,9 +55,10 @@ def test_epochs_are_shuffled_differently_and_repeatably() -> None:
     assert order(Cursor(4), shuffle=False).tolist() == [0, 1, 2, 3]
 
 
-@given(num_samples=st.integers(1, 20), world=st.integers(1, 5))
-def test_shares_add_up_to_one(num_samples: int, world: int) -> None:
-    assert sum(split(num_samples, rank, world)[1] for rank in range(world)) == pytest.approx(1)
+def test_with_all_nodes_there_a_step_is_one_micro_batch_and_with_half_of_them_two() -> None:
+    for world, count in ((4, 1), (2, 2), (1, 4), (3, 2)):
+        most = most_at_once(16, None, full_size=4, world_size=world)
+        assert len(split(16, 0, world, most)) == count
 
 
 def test_seeds_of_steps_and_ranks_all_differ() -> None:

@@ -12,7 +12,6 @@ from torch import nn
 
 from twinhull.errors import CheckpointError, TwinhullError, UserCodeError
 from twinhull.handoff.registry import Registry
-from twinhull.train.checkpoint import STATE
 from twinhull.train.rank import training_function
 from twinhull.train.run import Run
 from twinhull.train.wrap import unwrap
@@ -174,7 +173,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_run_goes_on_from_the_one_before
     for leave_at in (1, 3):
         with pytest.raises(SystemExit):
             train(Run.alone(directory=tmp_path), epochs=2, leave_at=leave_at)
-    file = tmp_path / "checkpoints" / "alone" / "step-000000004" / STATE
+    file = tmp_path / "checkpoints" / "alone" / "step-000000004" / "state.pt"
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)

@@ -4,6 +4,7 @@ A position is (seed, epoch, samples consumed). Any number of ranks can go on fro
 each sample of an epoch exactly once: a rank takes every `world_size`-th sample of the global batch.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,18 +23,6 @@ class Cursor:
     consumed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One rank's part of a global batch: which samples, and the share of the batch that they are.
-
-    The shares of all ranks add up to 1. A rank without samples repeats one with share 0, so that it takes
-    part in every collective.
-    """
-
-    indices: Indices
-    share: float
-
-
 def order(cursor: Cursor, *, shuffle: bool) -> Indices:
     """The samples of the cursor's epoch, in the order in which they are trained."""
     if not shuffle:
@@ -41,18 +30,28 @@ def order(cursor: Cursor, *, shuffle: bool) -> Indices:
     return np.random.default_rng((cursor.seed, cursor.epoch)).permutation(cursor.size).astype(np.int64)
 
 
-def part(cursor: Cursor, epoch_order: Indices, batch_size: int, rank: int, world_size: int) -> Part:
-    """What `rank` of `world_size` takes from the global batch at the cursor."""
-    batch = epoch_order[cursor.consumed : cursor.consumed + batch_size]
-    positions, share = split(len(batch), rank, world_size)
-    return Part(batch[positions], share)
+def most_at_once(batch_size: int, micro: int | None, full_size: int | None, world_size: int) -> int:
+    """The most samples that a rank takes at a time: `micro`, else what it takes when all nodes are there."""
+    return micro if micro is not None else math.ceil(batch_size / max(full_size or 0, world_size))
 
 
-def split(num_samples: int, rank: int, world_size: int) -> tuple[slice, float]:
-    """Which of `num_samples` samples a rank takes, and the share of all that they are."""
-    if rank >= num_samples:
-        return slice(0, 1), 0.0
-    return slice(rank, None, world_size), len(range(rank, num_samples, world_size)) / num_samples
+def split(num_samples: int, rank: int, world_size: int, most: int) -> list[tuple[slice, float]]:
+    """A rank's micro-batches of `num_samples`: which samples, and the share of all that they are.
+
+    They are equally many on all ranks, and the shares of all add up to 1. One without samples has share 0 and
+    repeats a sample, so that every rank takes part in every collective; these come first.
+    """
+    count = math.ceil(math.ceil(num_samples / world_size) / most)
+    own = len(range(rank, num_samples, world_size))
+    size, larger = divmod(own, count)
+    found: list[tuple[slice, float]] = []
+    begin = rank
+    for number in range(count):
+        held = size + (number >= count - larger)
+        end = begin + held * world_size
+        found.append((slice(begin, end, world_size), held / num_samples) if held else (slice(0, 1), 0.0))
+        begin = end
+    return found
 
 
 def advance(cursor: Cursor, batch_size: int) -> Cursor:

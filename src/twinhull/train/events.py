@@ -8,8 +8,6 @@ from typing import Any
 
 from twinhull.errors import BrokerError
 from twinhull.handoff.events import START, Event, Offset, Reader
-from twinhull.train import cursor as cursors
-from twinhull.train.group import Group
 from twinhull.train.loader import Collate, Part, Start
 
 _CHUNK = 10_000
@@ -43,14 +41,14 @@ class EventLoader:
             begin = Offset(**offset) if offset else START
             end = asdict(_settled_end(self.source, begin)) if at.group.rank == 0 else None
             saved = {"begin": asdict(begin), "end": at.group.share(end), "at": asdict(begin), "epoch": 0}
-        return EventPass(self, at.group, at.epochs, saved)
+        return EventPass(self, at, saved)
 
 
 class EventPass:
     """From one offset of a stream to another. Rank 0 reads and shares, so all ranks see the same events."""
 
-    def __init__(self, loader: EventLoader, group: Group, epochs: int, saved: Mapping[str, Any]) -> None:
-        self._loader, self._group, self._epochs = loader, group, epochs
+    def __init__(self, loader: EventLoader, at: Start, saved: Mapping[str, Any]) -> None:
+        self._loader, self._start, self._group, self._epochs = loader, at, at.group, at.epochs
         self._begin, self._end = Offset(**saved["begin"]), Offset(**saved["end"])
         self._at, self._epoch = Offset(**saved["at"]), int(saved["epoch"])
         self._next: tuple[list[Any], Offset] | None = None
@@ -60,8 +58,8 @@ class EventPass:
         """The stream and how far it is trained; the next pass begins there."""
         return self._loader.source.name, asdict(self._at if self._epoch == 0 else self._end)
 
-    def fetch(self) -> Part | None:
-        """This rank's part of the next events."""
+    def fetch(self) -> list[Part] | None:
+        """This rank's micro-batches of the next events."""
         while self._next is None:
             if self._at.index >= self._end.index:
                 self._end = self._at if self._epoch == 0 else self._end
@@ -77,9 +75,9 @@ class EventPass:
                     self._end = after
                 self._at = after
         bodies = self._next[0]
-        mine, share = cursors.split(len(bodies), self._group.rank, self._group.world_size)
-        picked = bodies[mine]
-        return Part(self._loader.collate(picked) if self._loader.collate else picked, share)
+        collate = self._loader.collate or list
+        parts = self._start.split(len(bodies), self._loader.batch_size)
+        return [Part(collate(bodies[mine]), share) for mine, share in parts]
 
     def advance(self) -> None:
         """The batch was trained."""

@@ -6,7 +6,7 @@ pickles.
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -67,6 +67,10 @@ class Group:
         dist.broadcast(content, src=0)
         return msgspec.msgpack.decode(content.numpy().tobytes())
 
+    def place(self, batch: Any) -> Any:  # Any: the user's own
+        """The batch with its tensors on this rank's device."""
+        return batch if self.device.type == "cpu" else _on(self.device, batch)
+
     def leave(self) -> None:
         """Leave on the clean path only: after an error a collective may never return."""
         if dist.is_initialized():
@@ -88,3 +92,16 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(link))
         yield link
         link = link.__cause__ or link.__context__
+
+
+def _on(device: torch.device, batch: Any) -> Any:  # Any: the user's own
+    """The batch with its tensors on the device."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {name: _on(device, item) for name, item in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        items: Iterable[Any] = batch  # Any: as above
+        moved = [_on(device, item) for item in items]
+        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
+    return batch

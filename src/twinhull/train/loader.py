@@ -18,7 +18,7 @@ Collate = Callable[[Any], Any]  # Any: samples and batches are the user's own
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """This rank's part of a global batch, and the share of the batch that it is."""
+    """A micro-batch of this rank, and the share of the global batch that it is."""
 
     batch: Any  # Any: the user's own
     share: float
@@ -33,18 +33,26 @@ class Start:
     epochs: int
     saved: Mapping[str, Any] | None  # Any: plain JSON
     offsets: Mapping[str, Any]  # Any: plain JSON
+    micro: int | None = None  # the most samples that a rank takes at a time
+    full_size: int | None = None  # ranks when all nodes are there
+
+    def split(self, num_samples: int, batch_size: int) -> list[tuple[slice, float]]:
+        """This rank's micro-batches of a global batch that has `num_samples` of its `batch_size` samples."""
+        world_size = self.group.world_size
+        most = cursors.most_at_once(batch_size, self.micro, self.full_size, world_size)
+        return cursors.split(num_samples, self.group.rank, world_size, most)
 
 
 class Pass(Protocol):
-    """One loop over its data. `fetch` gives None at the end, and again the same part until `advance`."""
+    """One loop over its data. `fetch` gives None at the end, and again the same parts until `advance`."""
 
     @property
     def offset(self) -> tuple[str, Mapping[str, Any]] | None:
         """The stream that it reads and how far this was trained; None if it reads none."""
         ...
 
-    def fetch(self) -> Part | None:
-        """This rank's part of the next global batch."""
+    def fetch(self) -> list[Part] | None:
+        """This rank's micro-batches of the next global batch, equally many on all ranks."""
         ...
 
     def advance(self) -> None:
@@ -55,8 +63,8 @@ class Pass(Protocol):
         """Where it stands."""
         ...
 
-    def batches_left(self) -> int:
-        """How many global batches are still to come."""
+    def batches_left(self) -> int | None:
+        """How many global batches are still to come; None if nobody knows."""
         ...
 
 
@@ -99,14 +107,14 @@ class Loader:
                     hint="Put the old data back, or begin again in a new run directory.",
                 )
             begin = found
-        return DatasetPass(self, at.group, at.epochs, begin)
+        return DatasetPass(self, at, begin)
 
 
 class DatasetPass:
     """Shuffled epochs over a dataset; each sample exactly once an epoch, whatever the number of ranks."""
 
-    def __init__(self, loader: Loader, group: Group, epochs: int, begin: Cursor) -> None:
-        self._loader, self._group, self._epochs, self._cursor = loader, group, epochs, begin
+    def __init__(self, loader: Loader, at: Start, begin: Cursor) -> None:
+        self._loader, self._at, self._epochs, self._cursor = loader, at, at.epochs, begin
         self._order = cursors.order(begin, shuffle=loader.shuffle)
         self._collate = loader.collate or _default_collate
 
@@ -115,14 +123,16 @@ class DatasetPass:
         """A dataset is no stream."""
         return
 
-    def fetch(self) -> Part | None:
-        """This rank's part of the batch at the cursor."""
+    def fetch(self) -> list[Part] | None:
+        """This rank's micro-batches of the batch at the cursor."""
         if self._cursor.size == 0 or self._cursor.epoch >= self._epochs:
             return None
-        mine = cursors.part(
-            self._cursor, self._order, self._loader.batch_size, self._group.rank, self._group.world_size
-        )
-        return Part(self._collate(_samples(self._loader.dataset, mine.indices.tolist())), mine.share)
+        begin, size = self._cursor.consumed, self._loader.batch_size
+        batch = self._order[begin : begin + size]
+        return [
+            Part(self._collate(_samples(self._loader.dataset, batch[mine].tolist())), share)
+            for mine, share in self._at.split(len(batch), size)
+        ]
 
     def advance(self) -> None:
         """The batch was trained."""

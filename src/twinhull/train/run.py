@@ -1,26 +1,27 @@
 """The handle that a training function is given: wraps, feeds, saves, resumes, publishes, leaves in time."""
 
-import random
+import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-import numpy as np
 import torch
 from torch import nn
 
-from twinhull.train import handover
+from twinhull.errors import TwinhullError
+from twinhull.train import handover, sowing
 from twinhull.train.agree import Agreement
-from twinhull.train.checkpoint import Place
-from twinhull.train.cursor import step_seed
+from twinhull.train.books import Books
 from twinhull.train.group import Group
 from twinhull.train.job import Job
 from twinhull.train.keep import Keeper
 from twinhull.train.live import Beat
 from twinhull.train.loader import Collate, Dataset, Events, Loader, Pass, Source, Start
-from twinhull.train.progress import Progress
-from twinhull.train.wrap import Share, unwrap, wrap_model
+from twinhull.train.manifest import Place
+from twinhull.train.pace import Pace
+from twinhull.train.wrap import Engine
 
 Thing = TypeVar("Thing")
 
@@ -30,6 +31,25 @@ class Stopped(SystemExit):
 
     def __init__(self) -> None:
         super().__init__(75)
+
+
+@dataclass(slots=True)
+class _Loop:
+    """One `run.steps` loop: its number, its data, how many steps it has completed and may complete."""
+
+    number: int
+    passing: Pass
+    done: int
+    most: int
+
+    @property
+    def left(self) -> int | None:
+        """How many steps are still to come; None if nobody knows."""
+        batches = self.passing.batches_left()
+        by_count = self.most - self.done
+        if batches is None:
+            return by_count if self.most < sys.maxsize else None
+        return min(batches, by_count)
 
 
 class Run:
@@ -44,27 +64,31 @@ class Run:
     def __init__(self, job: Job, group: Group, beat: Beat | None = None) -> None:
         self.rank, self.world_size, self.device = group.rank, group.world_size, group.device
         self.seed = job.seed
-        self._job, self._group, self._beat = job, group, beat
-        self._keeper = Keeper(job, group)
+        self._job, self._group = job, group
+        self._pace = Pace()
+        self._engine = Engine(group, self._pace)
+        self._keeper = Keeper(job, group, self._pace)
         began = self._keeper.place
         self.cycle, self.step = began.cycle, began.step
         self._offsets: dict[str, Any] = dict(began.events)  # Any: plain JSON
-        self._loops, self._loop = 0, began.loop
-        self._passing: Pass | None = None
-        self._steps_total = self.step
+        self._loops, self._number = 0, began.loop
+        self._loop: _Loop | None = None
         self._agreement = Agreement(job, group, self.step)
-        self._share, self._progress = Share(), Progress(job.name)
+        self._books = Books(job, group, self._pace, beat)
+        self._engine.on_local_gradients = self._books.gradients_handed_over
         self._sow_between()
-        if beat is not None:
-            beat.running(self.step)
+        self._books.running(self.step)
 
     @classmethod
-    def alone(cls, *, name: str = "alone", directory: Path | None = None, seed: int = 0) -> "Run":
+    def alone(
+        cls, *, name: str = "alone", directory: Path | None = None, seed: int = 0, engine: str = ""
+    ) -> "Run":
         """A run without a launcher: in plain Python, or one rank of a plain `torchrun`.
 
         Nothing is saved and nothing published unless a run directory is given.
         """
-        job = Job(name=name, directory=directory, seed=seed, save_every_s=600.0, cycle_started=time.time())
+        job = Job(name=name, directory=directory, seed=seed, engine=engine,
+                  save_every_s=600.0, cycle_started=time.time())  # fmt: skip
         return cls(job, Group.join(job))
 
     @overload
@@ -72,14 +96,15 @@ class Run:
     @overload
     def wrap(self, thing: Thing) -> Thing: ...
     def wrap(self, thing: Any) -> Any:  # Any: as the overloads say
-        """The thing, made fit for all ranks if it is a model, with its state of the last checkpoint.
+        """The thing, made fit for all ranks, with its state of the last checkpoint.
 
-        Anything with `state_dict` and `load_state_dict` will do: models, optimizers, schedules, your own.
-        Wrap in the same order every time. What is wrapped is saved.
+        A model first, then its optimizer, then the optimizer's schedule. Anything else with `state_dict` and
+        `load_state_dict` will do too. Wrap in the same order every time. What is wrapped is saved.
         """
-        wrapped = wrap_model(thing, self._share, self._group) if isinstance(thing, nn.Module) else thing
-        self._keeper.add(wrapped, type(thing).__name__)
-        return wrapped
+        kind = type(thing).__name__
+        thing = self._engine.model(thing) if isinstance(thing, nn.Module) else self._engine.optimizer(thing)
+        self._keeper.add(thing, kind)
+        return thing
 
     def events(self, name: str) -> Events:
         """The events of stream `name` that training has not seen yet, for `run.loader`."""
@@ -90,12 +115,14 @@ class Run:
         source: Dataset | Events,
         *,
         batch_size: int,
-        shuffle: bool = True,
+        shuffle: bool | None = None,
         collate: Collate | None = None,
+        workers: int = 0,
     ) -> Source:
         """Batches for `run.steps`; `batch_size` is the global batch, whatever the number of ranks.
 
-        Events are never shuffled; without `collate` their batch is the list of them.
+        Datasets are shuffled unless told otherwise; streams and events come in their order. Without `collate`
+        a batch of events is the list of them. With `workers` as many processes a rank load ahead.
         """
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size}")
@@ -103,11 +130,15 @@ class Run:
             from twinhull.train.events import EventLoader
 
             return EventLoader(handover.stream(self._job, source.name), batch_size, collate)
-        return Loader(source, batch_size, shuffle, collate)
+        return Loader(source, batch_size, shuffle is not False, collate)
 
-    def steps(self, loader: Source, epochs: int = 1) -> Iterator[Any]:  # Any: the user's own
+    def steps(
+        self, loader: Source, epochs: int | None = None, *, most: int | None = None
+    ) -> Iterator[Any]:  # Any: the user's own
         """This rank's part of each global batch; a step is complete when the loop comes back for the next.
 
+        One epoch, or so many; or, with `most`, as many epochs as that number of steps takes. Where nodes are
+        missing a step comes in several micro-batches, and the wrapped optimizer does nothing before the last.
         Between two steps the run saves when it is time, and leaves (by raising `Stopped`) when it was asked
         to. All ranks must leave the loop at the same step. A loss that is a mean over the batch trains
         correctly whatever the parts' sizes.
@@ -116,30 +147,47 @@ class Run:
         if number < self._keeper.place.loop:
             self._sow_between()
             return
-        passing = self._start(number, loader, epochs)
-        while True:
-            asked_at = time.monotonic()
-            if (part := passing.fetch()) is None:
+        loop = self._begin(number, loader, epochs, most)
+        while loop.done < loop.most:
+            self._books.begin()
+            if (parts := loop.passing.fetch()) is None:
                 break
-            self._share.value = part.share
-            self._sow_step()
-            data_s = time.monotonic() - asked_at
-            try:
-                yield _on(self.device, part.batch)
-            except GeneratorExit:  # `break`: the step counts and the loop is over
-                self._advance()
-                self._leave()
-                raise
-            self._advance()
-            self._after_step(asked_at, data_s)
+            self._books.fetched()
+            for micro, part in enumerate(parts):
+                is_last = micro == len(parts) - 1
+                self._pace.enter(part.share, is_first=micro == 0, is_last=is_last)
+                sowing.sow_step(self.seed, self.step, micro, self._group)
+                self._engine.begin()
+                batch = self._group.place(part.batch)
+                self._books.placed()
+                try:
+                    yield batch
+                except GeneratorExit:  # `break`
+                    self._broken_off(loop, is_whole=is_last)
+                    raise
+            self._advance(loop)
+            self._after_step(loop)
         self._leave()
-        self._completed()
         self._settle()
 
     def report(self, **values: Any) -> None:  # Any: numbers or tensors of one number
-        """Show values such as `loss=loss` in the live view; cheap: they are read once a second at most."""
-        if self.rank == 0:
-            self._progress.report(values)
+        """Show values such as `loss=loss`: in the live view, in metrics/TRAIN.jsonl and to hooks.
+
+        Cheap: they are read once a second. A `loss` that is not finite stops the run, unless the file says
+        `nan: ignore`.
+        """
+        self._books.report(values)
+
+    def on_step(self, hook: Callable[[Mapping[str, Any]], None]) -> None:  # Any: numbers, or tensors of one
+        """Call `hook` on rank 0 after each step with its number, its times and what was reported."""
+        self._books.hooks.append(hook)
+
+    def clip_grad_norm(self, model: nn.Module, max_norm: float) -> torch.Tensor:
+        """Scale the gradients down to `max_norm` if they are larger, and give their norm; all ranks call it.
+
+        In place of PyTorch's own, which sees neither shards nor micro-batches.
+        """
+        return self._engine.clip_grad_norm(model, max_norm)
 
     def publish(self, model: nn.Module, *, metrics: Mapping[str, float] | None = None) -> int | None:
         """Publish the model as a new version and give its number; None without a run directory.
@@ -147,12 +195,13 @@ class Run:
         All ranks call it; it returns on all when the version is out. Once per cycle and step, whatever died.
         """
         self._settle()
+        state = self._engine.full_state(model)
         number: int | None = None
         if self.rank == 0:
             made_by: dict[str, str | int] = {"train": self._job.name, "cycle": self.cycle, "step": self.step}
-            number = handover.publish(self._job, unwrap(model).state_dict(), metrics or {}, made_by)
+            number = handover.publish(self._job, state, metrics or {}, made_by)
         number = self._group.share(number)
-        self._completed()
+        self._books.completed(self.step)
         return number
 
     def latest(self, model: type[Thing]) -> Thing | None:
@@ -168,92 +217,99 @@ class Run:
     def finish(self) -> None:
         """Mark the cycle as done, after the training function has returned; called for you under `up`."""
         self._keeper.finish(self._here(done=True))
-        self._completed()
+        self._books.completed(self.step)
+        self._books.close()
 
-    def _start(self, number: int, loader: Source, epochs: int) -> Pass:
-        """The pass of loop `number`: taken up again if it is the one the checkpoint was in."""
+    def _begin(self, number: int, loader: Source, epochs: int | None, most: int | None) -> _Loop:
+        """Loop `number`: taken up again if it is the one the checkpoint was in."""
         resumed = self._keeper.place
-        saved = resumed.passing if number == resumed.loop else None
-        passing = loader.start(Start(self._group, self.seed, epochs, saved, self._offsets))
-        self._loop, self._passing = number, passing
-        self._steps_total = self.step + passing.batches_left()
-        self._completed()
-        return passing
+        saved = dict(resumed.passing or {}) if number == resumed.loop else {}
+        done = int(saved.pop("loop_steps", 0))
+        times = epochs or (1 if most is None else sys.maxsize)
+        start = Start(self._group, self.seed, times, saved or None, self._offsets,
+                      self._job.micro_batch, self._job.full_size)  # fmt: skip
+        loop = _Loop(number, loader.start(start), done, sys.maxsize if most is None else most)
+        self._number, self._loop = number, loop
+        self._books.looping(self.step, loop.left)
+        return loop
 
-    def _advance(self) -> None:
-        assert self._passing is not None
-        self._passing.advance()
+    def _advance(self, loop: _Loop) -> None:
+        loop.passing.advance()
+        loop.done += 1
         self.step += 1
+
+    def _broken_off(self, loop: _Loop, *, is_whole: bool) -> None:
+        """The user's code has left the loop: the step counts, unless micro-batches of it were to come."""
+        if is_whole:
+            self._advance(loop)
+        self._leave()
 
     def _leave(self) -> None:
         self._offsets = self._read()
-        self._loop, self._passing = self._loop + 1, None
+        self._number, self._loop = self._number + 1, None
         self._sow_between()
+        self._books.between(self.step)
 
-    def _after_step(self, asked_at: float, data_s: float) -> None:
-        self._completed()
-        assert self._passing is not None
-        is_last = self._passing.batches_left() == 0
-        save, stop = self._agreement.after(self.step, self._keeper.saved_at, is_last=is_last)
-        if save or stop:
-            self._save(required=stop)
-        if self.rank == 0:
-            self._progress.stepped(self.step, self._steps_total, time.monotonic() - asked_at, data_s)
-        if stop:
+    def _after_step(self, loop: _Loop) -> None:
+        left = loop.left
+        self._books.stepped(self.step, left)
+        self._keeper.stepped(self._books.step_s)
+        if (safe := self._keeper.poll()) is not None:
+            self._done(safe)
+        if not self._agreement.is_due(self.step, is_last=left == 0):
+            return
+        due_s = self._keeper.due_s
+        is_save_due = due_s is not None and time.monotonic() - self._keeper.saved_at >= due_s
+        agreed = self._agreement.after(self.step, is_save_due=is_save_due, is_bad=self._books.is_bad())
+        if agreed.is_bad:
+            raise self._not_finite()
+        if agreed.save or agreed.stop:
+            with self._books.saving():
+                self._save(required=agreed.stop)
+        if agreed.stop:
+            self._books.close()
             raise Stopped
+
+    def _not_finite(self) -> TwinhullError:
+        self._keeper.settle()
+        kept = self._keeper.saved_step
+        good = (
+            f"the checkpoint of step {kept} is from before." if kept is not None else "nothing was saved yet."
+        )
+        return TwinhullError(
+            f"the loss is not finite: found after step {self.step}; {good}",
+            hint="Lower the learning rate or mend the data; `nan: ignore` in the file goes on in spite of it.",
+        )
 
     def _settle(self) -> None:
         """Save what was trained since the last checkpoint: what follows must not train it again."""
-        if self.step > (self._keeper.saved_step or 0):
-            self._save(required=False)
+        with self._books.saving():
+            self._done(self._keeper.settle())
+            if self.step > (self._keeper.saved_step or 0):
+                self._save(required=False)
+                self._done(self._keeper.settle())
 
     def _save(self, *, required: bool) -> None:
         self._keeper.save(self._here(), required=required)
-        self._completed()
-        if self.rank == 0:
-            for name, offset in self._read().items():
+        if required:
+            self._done(self._keeper.settle())
+
+    def _done(self, safe: Place | None) -> None:
+        """A checkpoint holds all up to `safe`: say how far the streams are trained."""
+        if safe is not None and self.rank == 0:
+            for name, offset in safe.events.items():
                 handover.tell_read(self._job, name, offset)
 
     def _read(self) -> dict[str, Any]:  # Any: plain JSON
         """How far each stream is trained."""
-        now = self._passing.offset if self._passing is not None else None
+        now = self._loop.passing.offset if self._loop is not None else None
         return {**self._offsets, now[0]: now[1]} if now is not None else dict(self._offsets)
 
     def _here(self, *, done: bool = False) -> Place:
-        passing = self._passing.state() if self._passing is not None else None
+        loop = self._loop
+        passing = {**loop.passing.state(), "loop_steps": loop.done} if loop is not None else None
         began = self._keeper.place.cycle_started
-        return Place(self.step, self.cycle, self._loop, passing, self._read(), began, done)
-
-    def _completed(self) -> None:
-        if self._beat is not None:
-            self._beat.completed(self.step)
-
-    def _sow_step(self) -> None:
-        """Seed all random numbers by (seed, step, rank): nothing of them needs to be saved."""
-        self._sow(step_seed(self.seed, self.step, self.rank))
+        return Place(self.step, self.cycle, self._number, passing, self._read(), began, done)
 
     def _sow_between(self) -> None:
-        """Seed what the function does outside its loops, the same on all ranks and in every life."""
-        self._sow(step_seed(self.seed, -self.cycle, self._loops))
-
-    def _sow(self, seed: int) -> None:
-        random.seed(seed)
-        np.random.seed(seed)  # the user's code may use the old global generator
-        torch.default_generator.manual_seed(seed)
-        if self.device.type == "cuda":
-            torch.cuda.manual_seed(seed)
-
-
-def _on(device: torch.device, batch: Any) -> Any:  # Any: the user's own
-    """The batch with its tensors on the device."""
-    if device.type == "cpu":
-        return batch
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return {name: _on(device, item) for name, item in batch.items()}
-    if isinstance(batch, (list, tuple)):
-        items: Iterable[Any] = batch  # Any: as above
-        moved = [_on(device, item) for item in items]
-        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
-    return batch
+        sowing.sow_between(self.seed, self.cycle, self._loops, self._group)

@@ -9,13 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from twinhull.train.group import Group
-
-
-class Share:
-    """The share of the global batch that this rank holds now; gradients are weighted by it."""
-
-    def __init__(self) -> None:
-        self.value = 1.0
+from twinhull.train.pace import Pace
 
 
 class _Entry(nn.Module):
@@ -38,10 +32,10 @@ class Replicated(DistributedDataParallel):
     trains as well as `model(batch)`. Its state is the model's state, without a prefix.
     """
 
-    def __init__(self, model: nn.Module, share: Share, group: Group) -> None:
+    def __init__(self, model: nn.Module, pace: Pace, group: Group) -> None:
         on_gpu = group.device.type == "cuda"
         super().__init__(_Entry(model), device_ids=[group.device] if on_gpu else None)
-        self.register_comm_hook(share, _sum_by_share)
+        self.register_comm_hook(pace, _sum_by_share)
 
     @property
     def inner(self) -> nn.Module:
@@ -81,12 +75,12 @@ class Replicated(DistributedDataParallel):
         return self.inner.load_state_dict(*args, **kwargs)
 
 
-def wrap_model(model: nn.Module, share: Share, group: Group) -> nn.Module:
+def wrap_model(model: nn.Module, pace: Pace, group: Group) -> nn.Module:
     """The model on its device, replicated if there are several ranks and it has something to train."""
     model = model.to(group.device)
     if group.world_size == 1 or not any(p.requires_grad for p in model.parameters()):
         return model
-    return Replicated(model, share, group)
+    return Replicated(model, pace, group)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -96,13 +90,42 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
-def _sum_by_share(share: Share, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def _sum_by_share(pace: Pace, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Add up the gradients of all ranks, each weighted by its share of the samples.
 
     A plain mean over ranks would be wrong whenever the ranks hold unequal parts, as they do at an epoch's
     end.
     """
-    weighted = bucket.buffer().mul_(share.value)
+    weighted = bucket.buffer().mul_(pace.share)
     work: Any = dist.all_reduce(weighted, async_op=True)
     future: torch.futures.Future[list[torch.Tensor]] = work.get_future()
     return future.then(lambda done: done.value()[0])
+
+
+class Engine:
+    """One rank, or several that each hold the whole model."""
+
+    own_files = False
+
+    def __init__(self, group: Group, pace: Pace) -> None:
+        self._group, self._pace = group, pace
+        self.on_local_gradients: Callable[[], None] | None = None
+
+    def model(self, model: nn.Module) -> nn.Module:
+        """The model, on its device and with all ranks."""
+        return wrap_model(model, self._pace, self._group)
+
+    def optimizer(self, optimizer: Any) -> Any:  # Any: the user's own
+        """The optimizer as it is."""
+        return optimizer
+
+    def begin(self) -> None:
+        """Before each micro-batch."""
+
+    def full_state(self, model: nn.Module) -> dict[str, torch.Tensor]:
+        """The whole state on rank 0."""
+        return unwrap(model).state_dict() if self._group.rank == 0 else {}
+
+    def clip_grad_norm(self, model: nn.Module, max_norm: float) -> torch.Tensor:
+        """The norm of the gradients, which are scaled down to `max_norm`."""
+        return nn.utils.clip_grad_norm_(model.parameters(), max_norm)
