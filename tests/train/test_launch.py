@@ -21,6 +21,8 @@ from twinhull.train.checkpoint import Store
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(90)]
 
+MEMORY = Path("/sys/fs/cgroup/memory")
+
 Launch = Callable[..., Any]
 
 
@@ -136,6 +138,54 @@ def test_a_killed_torchrun_is_a_loss_and_its_ranks_do_not_live_on(launch: Launch
     assert are_gone(orphans)
     assert launched.ends() == 0
     assert len(launched.said("generation started")) == 2
+
+
+def test_a_rank_that_leaves_early_as_if_all_were_well_is_a_crash(launch: Launch) -> None:
+    launched = launch("leaves_at_step_3", save_every_s=600.0)
+    assert launched.ends() == 1
+    crashes = launched.said("training crashed")
+    assert len(crashes) == 3
+    assert crashes[0]["error"] == "rank 1 left with exit 0 before the training function had returned"
+
+
+def test_sigterm_during_the_start_ends_it_at_once(launch: Launch) -> None:
+    launched = launch()
+    launched.until_said("generation started")
+    family = launched.family()
+    launched.process.terminate()
+    assert launched.ends(within_s=10) == 75
+    assert are_gone(family)
+
+
+def test_a_notice_stops_the_run_as_sigterm_does_and_so_does_the_end_of_the_walltime(
+    launch: Launch, tmp_path: Path
+) -> None:
+    notice = tmp_path / "notice"
+    env = {"PAUSE_S": "0.02", "EPOCHS": "100", "NOTICE": "tiny:is_taken", "TAKEN": str(notice)}
+    launched = launch(ranks=1, env=env)
+    launched.until_training(ranks=1)
+    notice.write_text("")
+    assert launched.ends() == 75
+    assert launched.said("generation ended")[-1]["steps_to_repeat"] == 0
+    again = launch(ranks=1, warning_s=20.0, env={"PAUSE_S": "0.02", "EPOCHS": "100", "WALLTIME_S": "24"})
+    assert again.ends() == 75
+    assert again.said("walltime is nearly over")
+    assert again.said("generation ended")[-1]["steps_to_repeat"] == 0
+
+
+@pytest.mark.skipif(not MEMORY.is_dir() or os.geteuid() != 0, reason="needs root and cgroup v1 for memory")
+def test_a_rank_killed_for_want_of_memory_is_a_crash_that_ends_the_run(
+    launch: Launch, tmp_path: Path
+) -> None:
+    group = MEMORY / f"twinhull-{os.getpid()}"
+    group.mkdir()
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(700 << 20))
+        launched = launch("grows_at_step_3", ranks=1, env={"CGROUP": str(group)})
+        assert launched.ends() == 1
+        assert launched.said("training crashed")[0]["error"] == "killed by the kernel: out of memory"
+    finally:
+        group.rmdir()
 
 
 def test_a_hang_is_found_by_the_missing_steps_and_training_goes_on(launch: Launch, tmp_path: Path) -> None:

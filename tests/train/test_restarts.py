@@ -13,7 +13,7 @@ def crash(step: int, *, saved: bool = False, stepped_s: float = 1.0) -> Ended:
 
 
 def loss(step: int = 5, *, steps: int = 5, saved: bool = False) -> Ended:
-    return Ended("loss", step, steps, 1.0, saved)
+    return Ended("rank", step, steps, 1.0, saved)
 
 
 def test_twenty_losses_in_a_row_cost_no_wait_and_never_end_the_run() -> None:
@@ -48,3 +48,9 @@ def test_long_training_without_a_checkpoint_shortens_the_wait_and_forgives_nothi
     history = after(crash(7), crash(7), crash(7, stepped_s=40.0))
     assert history.wait_s == 0
     assert history.is_hopeless
+
+
+def test_what_was_asked_for_costs_no_wait_and_causes_are_counted_apart() -> None:
+    history = after(loss(0, steps=0), Ended("growth", 9, 9, 1.0, True), Ended("preempted", 0, 0, 0.0, False))
+    assert history.wait_s == 0
+    assert history.by_cause == {"rank": 1, "growth": 1, "preempted": 1}

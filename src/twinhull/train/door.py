@@ -40,6 +40,6 @@ def opened(workload: Workload, listen: str, lease_s: float, nice: int) -> Door:
     door = Door(listener, Terms(place.own_token(token_file), welcome))
     own = socket.gethostname() if address in ("", "0.0.0.0", "::") else address  # noqa: S104  # compared only
     there = f"{own}:{listener.getsockname()[1]}"
-    command = f"twinhull join {there} --token-file {token_file}"
-    log.info("waiting for hosts: type on each", extra={"command": command})
+    known = "" if place.TOKEN in os.environ else f" --token-file {token_file}"
+    log.info("waiting for hosts: type on each", extra={"command": f"twinhull join {there}{known}"})
     return door

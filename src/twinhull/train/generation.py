@@ -180,7 +180,8 @@ class Generation:
         first = {rank: code for rank, code in self._own_exits(lefts).items() if rank not in peers}
         for rank, code in first.items():
             log.warning("rank left", extra={"rank": rank, "exit": code, "step": self._step})
-        if -signal.SIGKILL in first.values() and any(left.no_memory for left in lefts):
+        killed = -signal.SIGKILL in [*first.values(), *(left.agent for left in lefts)]
+        if killed and any(left.no_memory for left in lefts):
             return "crash", Failure(self._step, "killed by the kernel: out of memory", "")
         if any(code in _OUTSIDE for code in first.values()):
             return "rank", None

@@ -220,7 +220,7 @@ class Launcher:
             "steps": outcome.steps,
             "steps_to_repeat": max(0, outcome.step - (saved.step if saved is not None else 0)),
             "stepped_s": round(outcome.stepped_s, 3),
-            "ends": dict(history.by_cause),
+            **({"ends": dict(history.by_cause)} if history.by_cause else {}),
             **_names(hosts),
         }
         is_loss = outcome.cause in ("host", "rank", "hang", "crash")

@@ -7,6 +7,7 @@ launcher never opens a connection, so hosts may stand behind a firewall and come
 import logging
 import socket
 import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from twinhull.train.hosts import Left, Order, Sight
 from twinhull.train.wire import Connection, Refused
 
 _BACKLOG = 64
+_LEAVE_S = 2.0
 _ANSWER_S = 60.0  # a host imports PyTorch before it says that it is ready
 log = logging.getLogger(__name__)
 
@@ -178,11 +180,14 @@ class Door:
         return [member for member in known if not member.lost and not member.is_going]
 
     def close(self, code: int) -> None:
-        """Let nobody in any more and send everybody away."""
+        """Let nobody in any more, send everybody away and see them leave: a word that is not read is lost."""
         self._listener.close()
         with self._lock:
             for member in self._members:
                 member.bye(code)
+            until = wire.now() + _LEAVE_S
+            while wire.now() < until and not all(member.lost for member in self._members):
+                time.sleep(0.01)
 
     def _open(self) -> None:
         with suppress(OSError):  # closed

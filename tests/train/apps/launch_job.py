@@ -5,6 +5,7 @@
 
 import os
 import sys
+from pathlib import Path
 
 from twinhull import logs, processes
 from twinhull.errors import TwinhullError
@@ -14,6 +15,8 @@ from twinhull.train.launch import Alone, Launcher
 from twinhull.train.workload import Workload
 
 processes.die_with_parent()
+if group := os.environ.get("CGROUP"):
+    (Path(group) / "cgroup.procs").write_text(str(os.getpid()))
 job = Job.from_json(sys.argv[1])
 logs.setup(f"train:{job.name}")
 notice = os.environ.get("NOTICE", "")

@@ -77,6 +77,27 @@ def dies_at_step_3(run: Run) -> None:
             os._exit(9)
 
 
+def leaves_at_step_3(run: Run) -> None:
+    model = run.wrap(Net())
+    for batch in run.steps(run.loader(Data(), batch_size=16)):
+        model.loss(batch).backward()
+        if run.step == 3 and run.rank == 1:
+            os._exit(0)
+
+
+def grows_at_step_3(run: Run) -> None:
+    """Takes memory without end."""
+    model, kept = run.wrap(Net()), []
+    for batch in run.steps(run.loader(Data(), batch_size=16)):
+        model.loss(batch).backward()
+        while run.step == 3:
+            kept.append(b"." * (16 << 20))
+
+
+def is_taken() -> bool:
+    return Path(os.environ["TAKEN"]).exists()
+
+
 def hangs_once(run: Run) -> None:
     """Stops at step 5 of its first life."""
     mark = Path(os.environ["MARK"])
