@@ -142,7 +142,6 @@ class Store:
         if self.remote is not None:
             self.check()
             self.remote.write(checkpoint.path.name, MANIFEST, encoded(checkpoint))  # from here on it counts
-            shutil.rmtree(beside, ignore_errors=True)
         else:
             write_durably(beside / MANIFEST, encoded(checkpoint))
             sync(beside)
@@ -152,6 +151,12 @@ class Store:
             beside.rename(checkpoint.path)
             sync(self.root)
         self._retain(checkpoint.place.step)
+
+    def forget(self, step: int) -> None:
+        """Remove this host's copies of what is kept remote: what was sent, and what the run began from."""
+        if self.remote is not None:
+            for path in (self.beside(step), *self.root.glob("*.fetched.tmp")):
+                shutil.rmtree(path, ignore_errors=True)
 
     def send(self, step: int, files: list[str]) -> None:
         """Upload files of a checkpoint that is not committed yet, if it is to be kept remote."""

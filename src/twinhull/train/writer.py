@@ -91,8 +91,7 @@ class Writer:
             files, took_s=time.monotonic() - writing.began, own_files=bool(snapshot.own),
         )  # fmt: skip
         self.peers.together(lambda: self._commit(made, beside) if self.peers.rank == 0 else None)
-        if store.remote is not None:
-            rmtree(beside, ignore_errors=True)  # on every host
+        store.forget(step)
         return made
 
     def _answered_for(self, snapshot: Snapshot, beside: Path, step: int, seen: list[list[str]]) -> Files:

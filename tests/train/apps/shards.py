@@ -2,6 +2,8 @@
 
 import logging
 import os
+import resource
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -16,6 +18,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from twinhull.errors import CheckpointError
+from twinhull.train.checkpoint import Store
 from twinhull.train.group import Group
 from twinhull.train.job import Job
 from twinhull.train.keep import Keeper
@@ -23,6 +27,11 @@ from twinhull.train.manifest import Place
 from twinhull.train.pace import Pace
 
 STEP = 7
+LOADS = {
+    "ddp": [("ddp", 1), ("fsdp", 2)],
+    "fsdp": [("ddp", 2), ("hsdp", 4)],
+    "hsdp": [("fsdp", 2)],
+}
 
 
 class Net(nn.Module):
@@ -91,13 +100,6 @@ def step(net: nn.Module, optimizer: torch.optim.Optimizer, pace: Pace) -> None:
     optimizer.zero_grad()
 
 
-class Plain:
-    """A DDP model's own state, without a prefix, as the engines give it."""
-
-    def __init__(self, net: nn.Module) -> None:
-        self.net = net
-
-
 def own(net: nn.Module) -> nn.Module:
     return net.module if isinstance(net, DistributedDataParallel) else net
 
@@ -114,7 +116,8 @@ def whole(net: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.T
 
 
 def keeper(group: Group, directory: Path, pace: Pace) -> Keeper:
-    return Keeper(Job(name="fit", directory=directory, save_every_s=1.0), group, pace)
+    url = f"file://{directory}/away" if directory.name == "hsdp" else ""
+    return Keeper(Job(name="fit", directory=directory, checkpoints=url), group, pace)
 
 
 def save(engine: str, directory: Path) -> Callable[[Group], None]:
@@ -156,16 +159,99 @@ def load(engine: str, directory: Path) -> Callable[[Group], None]:
     return body
 
 
+class Files:
+    """Keeps its state in files of its own, one a rank."""
+
+    own_files = True
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def save_files(self, directory: Path) -> None:
+        (directory / f"part-{self.rank}").write_text(str(self.rank))
+
+    def load_files(self, directory: Path) -> None:
+        assert (directory / f"part-{self.rank}").read_text() == str(self.rank)
+
+
+def keep_files(directory: Path, *, saving: bool) -> Callable[[Group], None]:
+    def body(group: Group) -> None:
+        kept = keeper(group, directory, Pace())
+        try:
+            kept.add(Files(group.rank), "Files")
+        except CheckpointError as error:
+            assert "is of 4 ranks and does not fit 2: Files keeps files" in str(error), error
+            assert group.world_size == 2
+            return
+        assert group.world_size == 4
+        if saving:
+            kept.save(Place(step=1), required=True)
+            kept.settle()
+
+    return body
+
+
+def finds_damage(directory: Path) -> Callable[[Group], None]:
+    """The part that rank 3 wrote is damaged, and read by one of two ranks alone."""
+
+    def body(group: Group) -> None:
+        try:
+            keeper(group, directory, Pace())
+        except CheckpointError as error:
+            assert "none of the 1 checkpoints" in str(error), error
+        else:
+            raise AssertionError("damage was not found")
+
+    return body
+
+
+def one_fails(directory: Path) -> Callable[[Group], None]:
+    """The disk refuses what one rank writes; the next save is whole again."""
+
+    def body(group: Group) -> None:
+        pace = Pace()
+        kept = keeper(group, directory, pace)
+        net, optimizer = build("fsdp", group)
+        kept.add(net, "Net")
+        kept.add(optimizer, "AdamW")
+        step(net, optimizer, pace)
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if group.rank == 2:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, unlimited[1]))
+        kept.save(Place(step=1), required=False)
+        step(net, optimizer, pace)
+        kept.settle()
+        assert kept.saved_step is None
+        assert Store(directory / "checkpoints" / "fit").names() == []
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+        kept.save(Place(step=2), required=True)
+        kept.settle()
+        assert kept.saved_step == 2
+
+    return body
+
+
 def main(root: Path) -> None:
     torch.set_num_threads(1)
-    logging.getLogger("twinhull").setLevel(logging.ERROR)
-    for engine in ("ddp", "fsdp", "hsdp"):
+    logging.getLogger("twinhull").setLevel(logging.CRITICAL)
+    for engine, loads in LOADS.items():
         directory = root / engine
         directory.mkdir(parents=True)
         ranks(4, root, save(engine, directory))
-        for other, number in (("ddp", 1), ("ddp", 2), ("fsdp", 2), ("hsdp", 4)):
+        for other, number in loads:
             ranks(number, root, load(other, directory))
-            print(f"{engine} at 4 ranks was loaded by {other} at {number}", flush=True)
+            print(f"{engine} of 4 was loaded by {other} of {number}", flush=True)
+    part = root / "fsdp/checkpoints/fit" / f"step-{STEP:09d}" / "__3_0.distcp"
+    part.write_bytes(part.read_bytes()[:-1] + b"x")
+    ranks(2, root, finds_damage(root / "fsdp"))
+    print("a damaged part was refused by 2", flush=True)
+    ranks(4, root, keep_files(root / "files", saving=True))
+    ranks(4, root, keep_files(root / "files", saving=False))
+    ranks(2, root, keep_files(root / "files", saving=False))
+    print("files of its own were refused by 2", flush=True)
+    ranks(4, root, one_fails(root / "fails"))
+    print("a failing rank failed the save on 4, which went on", flush=True)
 
 
 if __name__ == "__main__":
