@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
+import torch._dynamo  # the first optimizer step imports it: once here instead of in every rank
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
