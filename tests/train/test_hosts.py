@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
+from twinhull.handoff.registry import Registry
 from twinhull.train import wire
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
@@ -17,10 +19,25 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
 Start = Callable[..., Any]
 
 
-def test_a_host_that_is_killed_is_gone_at_once_and_grown_back_to_when_it_returns(
-    crew: Start, tmp_path: Path
+def assert_same_weights(one: Path, other: Path) -> None:
+    ours, theirs = (weights(Registry(run / "registry")) for run in (one, other))
+    assert ours.keys() == theirs.keys()
+    for name, weight in ours.items():
+        np.testing.assert_allclose(weight, theirs[name], rtol=1e-5, atol=1e-7)
+
+
+def weights(registry: Registry) -> dict[str, Any]:
+    newest = registry.newest("fit")
+    assert newest is not None
+    return dict(registry.read(newest))
+
+
+def test_a_killed_host_is_gone_at_once_and_grown_back_to_and_the_weights_are_as_if_nothing_had_been(
+    crew: Start, launch: Start, tmp_path: Path
 ) -> None:
     seen = tmp_path / "seen"
+    env = {"SEEN": str(tmp_path / "seen calmly"), "EPOCHS": "6"}
+    calm = launch("notes", ranks=2, directory=tmp_path / "calm", env=env)
     run = crew("notes", save_every_steps=5, env={"SEEN": str(seen), "PAUSE_S": "0.05", "EPOCHS": "6"})
     first, second = run.host("one"), run.host("two")
     run.launcher.until_said("host joined", 2)
@@ -40,6 +57,8 @@ def test_a_host_that_is_killed_is_gone_at_once_and_grown_back_to_when_it_returns
     assert causes == ["host", "growth", "host", "done"]
     run.assert_each_sample_once(203, 6)
     assert run.launcher.said("generation ended")[1]["steps_to_repeat"] == 0
+    assert calm.ends() == 0
+    assert_same_weights(run.directory, tmp_path / "calm")
 
 
 def test_a_rank_killed_on_one_host_starts_all_again(crew: Start, tmp_path: Path) -> None:

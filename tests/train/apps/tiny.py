@@ -142,8 +142,13 @@ def two_loops(run: Run) -> None:
 
 
 def notes(run: Run) -> None:
-    """Notes every sample with the generation that trained it, when its step is complete."""
-    model = run.wrap(Net())
+    """Notes every sample with the generation that trained it, when its step is complete; then publishes.
+
+    Without dropout, so that any number of ranks comes to the same weights.
+    """
+    net = Net()
+    net.drop.p = 0.0
+    model = run.wrap(net)
     optimizer = run.wrap(torch.optim.SGD(model.parameters(), lr=1e-2))
     pause_s, generation = float(os.environ.get("PAUSE_S", "0")), run._job.generation
     loader = run.loader(list(range(203)), batch_size=16, collate=list)
@@ -156,6 +161,7 @@ def notes(run: Run) -> None:
             file.write(f"{generation} {run.step} {run.rank} {' '.join(map(str, numbers))}\n")
             file.flush()
             time.sleep(pause_s)
+    run.publish(model)
 
 
 def count_events(run: Run) -> None:
