@@ -48,8 +48,8 @@ class Held:
         self.value = state["value"]
 
 
-def save(run: Path, step: int, value: Any = None, **facts: Any) -> None:
-    keeper = Keeper(Job(name="fit", directory=run, **{"keep": 2, **facts}), ALONE)
+def save(run: Path, step: int, value: Any = None, keep: int = 2, **facts: Any) -> None:
+    keeper = Keeper(Job(name="fit", directory=run, keep=keep, **facts), ALONE)
     thing = Held(0)
     keeper.add(thing, "Held")
     thing.value = torch.full((64,), float(step)) if value is None else value

@@ -37,7 +37,8 @@ def damage(run: Path, step: int, file: str = "__0_0.distcp") -> None:
 
 
 def verb(action: Any, run: Path | None, file: Path | None = None, **said: Any) -> int:
-    return main(action, file, run=run, **{"train": None, "keep": None, "fmt": "text", **said})
+    defaults: dict[str, Any] = {"train": None, "keep": None, "fmt": "text"}
+    return main(action, file, run=run, **(defaults | said))
 
 
 def test_ls_shows_what_is_there_newest_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -133,6 +133,15 @@ def test_poll_tells_once_that_a_place_is_safe(tmp_path: Path) -> None:
     assert [loop.keeper.poll(), loop.keeper.poll()] == [Place(step=1), None]
 
 
+def test_a_save_that_waits_for_another_does_not_swallow_what_became_safe(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    loop.keeper.save(Place(step=1), required=False)
+    loop.keeper.save(Place(step=2), required=False)
+    assert loop.keeper.poll() in [Place(step=1), Place(step=2)]
+    loop.keeper.settle()
+    assert loop.keeper.saved_step == 2
+
+
 def test_a_signal_in_the_middle_of_a_save_does_not_disturb_it(tmp_path: Path) -> None:
     caught: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: caught.append(number))

@@ -80,4 +80,8 @@ def held(root: Path) -> Generator[None]:
                 f"another run keeps its checkpoints in {root}.",
                 hint="Stop that one, or choose another run directory with --run DIR.",
             ) from error
+        except OSError as error:  # a file system without locks
+            raise CheckpointError(
+                f"{root} cannot be locked: {error.strerror or error}.", hint="Choose another with --run DIR."
+            ) from error
         yield

@@ -1,4 +1,4 @@
-"""Which checkpoints are there, are they whole, and which can go? For `twinhull checkpoints`, without torch."""
+"""Which checkpoints are there, are they whole, which can go? For `twinhull checkpoints`, without torch."""
 
 import json
 import sys

@@ -43,6 +43,7 @@ class Keeper:
         self._things: list[Thing] = []
         self._kinds: list[str] = []
         self._writing: Writing | None = None
+        self._safe: Place | None = None  # not yet told
         self._announced = pace is not None
         if pace is not None:
             pace.before_update.append(self._before_update)
@@ -86,7 +87,7 @@ class Keeper:
         """
         if self._writer is None:
             return
-        self.settle()
+        self._wait()
         self.saved_at = began = time.monotonic()
         try:
             taken = self._snapshot(self._writer, place)
@@ -102,22 +103,18 @@ class Keeper:
 
         Ranks may see it some steps apart. Raises CheckpointError if the save was required and has failed.
         """
-        if self._writing is None or not self._writing.ended.is_set():
-            return None
-        return self._end(self._writing)
+        if self._writing is not None and self._writing.ended.is_set():
+            self._end(self._writing)
+        safe, self._safe = self._safe, None
+        return safe
 
     def settle(self) -> Place | None:
         """Wait for the save under way, if there is one; then as `poll`. All ranks call it at the same step.
 
         `saved_step` is then the same on all of them.
         """
-        safe = None
-        if self._writing is not None:
-            began = time.monotonic()
-            self._writing.ended.wait()
-            self._cost.stalled(time.monotonic() - began, in_step=False)
-            safe = self._end(self._writing)
-        self.saved_step = self._last.place.step if self._last else None
+        self._wait()
+        safe, self._safe = self._safe, None
         return safe
 
     def finish(self, place: Place) -> None:
@@ -125,15 +122,23 @@ class Keeper:
         writer = self._writer
         if writer is None:
             return
-        self.settle()
+        self._wait()
         last = self._last
         if last is None or last.place.step != place.step:
             self.save(place, required=True)
-            self.settle()
+            self._wait()
         else:
             writer.peers.together(lambda: self._change(writer.store, last, place))
         if self._group.rank == 0:
             log.info("cycle finished", extra={"cycle": place.cycle, "step": place.step})
+
+    def _wait(self) -> None:
+        if self._writing is not None:
+            began = time.monotonic()
+            self._writing.ended.wait()
+            self._cost.stalled(time.monotonic() - began, in_step=False)
+            self._end(self._writing)
+        self.saved_step = self._last.place.step if self._last else None
 
     def _change(self, store: Store, last: Checkpoint, place: Place) -> None:
         if self._group.rank == 0:
@@ -154,21 +159,20 @@ class Keeper:
             writer.peers.together(lambda: snapshot.save_files(self._things, beside))
         return taken
 
-    def _end(self, writing: Writing) -> Place | None:
-        """Take note of how a save has ended; the place that is safe."""
+    def _end(self, writing: Writing) -> None:
+        """Take note of how a save has ended."""
         self._writing = None
         place, error = writing.place, writing.error
         stall_s, slow_s = self._cost.saved(worked=error is None)
         if error is not None:
             self._announced = self._announced and not isinstance(error, Torn)
             self._failed(place, error, required=writing.required)
-            return None
-        self._last = writing.made
+            return
+        self._last, self._safe = writing.made, place
         if self._group.rank == 0 and writing.made is not None:
             facts = {"took_s": writing.made.took_s, "stall_s": stall_s, "slowdown_s": slow_s}
             rounded = {name: round(value, 4) for name, value in facts.items()}
             log.info("checkpoint saved", extra={"step": place.step, "bytes": writing.made.bytes, **rounded})
-        return place
 
     def _failed(self, place: Place, error: BaseException, *, required: bool) -> None:
         """Say what went wrong. Raises CheckpointError if the save was required, and what is worse."""

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from torch.distributed.tensor import DTensor
 
 from twinhull.train.skeleton import Tree, take_apart
@@ -53,7 +52,7 @@ def take(things: Sequence[Thing], rank: int, *, late: bool) -> Snapshot:
 
 def has_files(thing: Thing) -> bool:
     """Whether a thing writes its own files (`save_files`, `load_files`), as DeepSpeed does."""
-    return not isinstance(thing, nn.Module) and bool(getattr(thing, "own_files", False))
+    return bool(getattr(thing, "own_files", False)) and callable(getattr(thing, "save_files", None))
 
 
 def own_name(number: int) -> str:

@@ -81,11 +81,12 @@ def ranks(number: int, directory: Path, body: Callable[[Group], None]) -> None:
 
 def build(engine: str, group: Group) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(3)
-    net: nn.Module = Net()
+    plain = Net()
+    net: nn.Module = plain
     if engine in {"fsdp", "hsdp"}:
         size = (group.world_size,) if engine == "fsdp" else (group.world_size // 2, 2)
         mesh = init_device_mesh("cpu", size, mesh_dim_names=("a", "b")[: len(size)])
-        fully_shard(net.last, mesh=mesh)
+        fully_shard(plain.last, mesh=mesh)
         fully_shard(net, mesh=mesh)
     elif engine == "ddp" and group.world_size > 1:
         net = DistributedDataParallel(net)
