@@ -8,6 +8,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from twinhull.errors import CheckpointError
 
 OF_DISK_OR_DCP = (OSError, RuntimeError, ValueError, AssertionError, CheckpointException)
+MOST_LETTERS = 300  # of a reason; a model that does not fit names each of its tensors
 EXPECTED = (CheckpointError, *OF_DISK_OR_DCP)  # anything else is a mistake of ours, or an interrupt
 
 
@@ -23,4 +24,4 @@ def reason(error: BaseException) -> str:
         return error.message.rstrip(".")
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-    return str(error).partition("\n")[0] or type(error).__name__
+    return " ".join(str(error).split())[:MOST_LETTERS] or type(error).__name__

@@ -45,12 +45,13 @@ def main(
     found: list[Found] = []
     with tempfile.TemporaryDirectory() as aside:
         for name, store in _stores(file, run, train, Path(aside)).items():
-            if action == "ls":
-                found += [_looked_at(name, store, which) for which in store.names()]
-            elif action == "verify":
-                found += [_verified(name, store, which) for which in store.names()]
-            else:
+            if action == "prune":
                 found += _pruned(name, store, keep or 1)
+                continue
+            look = _looked_at if action == "ls" else _verified
+            seen = [look(name, store, which) for which in store.names()]
+            left = store.names()  # a run at work removes old ones meanwhile
+            found += [one for one in seen if one.name in left]
     _print(action, found, fmt)
     return 1 if action == "verify" and any(one.problems for one in found) else 0
 
