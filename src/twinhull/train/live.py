@@ -1,7 +1,7 @@
 """How a rank tells its launcher that it lives, how far it is and how it left: one small file a rank.
 
-Writing a record costs one system call of 40 bytes, cheap enough for every step. A beat is written only when
-something was completed, never from a thread in the background: a rank that hangs does not beat.
+Writing a record costs one system call of 80 bytes, cheap enough for every step. A beat is written only when
+something was completed or begun, never from a thread in the background: a rank that hangs does not beat.
 """
 
 import json
@@ -14,11 +14,13 @@ from pathlib import Path
 
 from twinhull.rundir import RunDirectory
 
-_RECORD = struct.Struct("<qqqqq")
+_RECORD = struct.Struct("<qqqqqqdddq")
+_WAITS_AT, _ONE = _RECORD.size - 8, struct.pack("<q", 1)
+_STEPS = 16  # that the moving means of a rank's times go back
 
 
 class Phase(IntEnum):
-    """What a rank is doing, or how it left."""
+    """What has become of a rank: it starts, it runs, or how it left."""
 
     STARTING = 0
     RUNNING = 1
@@ -29,15 +31,34 @@ class Phase(IntEnum):
     REFUSED = 6  # by an error that trying again cannot mend
 
 
+class Doing(IntEnum):
+    """What a running rank is busy with, and so how long it may take."""
+
+    BETWEEN = 0  # the user's code outside of loops
+    FIRST = 1  # the first step of a loop: compilation, starting workers
+    STEPPING = 2
+    SAVING = 3  # waits for a checkpoint
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One rank as its file shows it. `started_at_step` is where this generation took up the work."""
+    """One rank as its file shows it. `started_at_step` is where this generation took up the work.
+
+    `step_s`, `own_s` and `data_s` are moving means over the last steps of a loop: the whole step, the part
+    until its gradients were handed over, the part that data took. `waits` is 1 once it has handed over the
+    gradients of the step under way: what it does now depends on the others.
+    """
 
     pid: int
     phase: Phase
     step: int
     beats: int
     started_at_step: int
+    doing: Doing = Doing.BETWEEN
+    step_s: float = 0.0
+    own_s: float = 0.0
+    data_s: float = 0.0
+    waits: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +79,11 @@ class Beat:
     """A rank's own record; `step` is the number of steps that it has completed."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        self._failure = folder / f"rank-{rank}.json"
+        self.folder, self.rank = folder, rank
         self._file = os.open(folder / f"rank-{rank}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644)
         self._pid, self._phase, self.step, self._beats, self._started = os.getpid(), Phase.STARTING, 0, 0, 0
+        self._doing, self._timed = Doing.BETWEEN, 0
+        self._step_s, self._own_s, self._data_s = 0.0, 0.0, 0.0
         self._write()
 
     def running(self, step: int) -> None:
@@ -68,22 +91,49 @@ class Beat:
         self._phase, self._started = Phase.RUNNING, step
         self.completed(step)
 
-    def completed(self, step: int) -> None:
-        """Something was completed (a step, a checkpoint, a loop); `step` is the number of completed steps."""
+    def completed(self, step: int, doing: Doing | None = None) -> None:
+        """Something was completed (a step, a version); `step` is the number of completed steps."""
         self.step = step
+        if doing is not None:
+            self._doing = doing
         self._beats += 1
         self._write()
+
+    def doing(self, what: Doing) -> Doing:
+        """The rank turns to something else; gives what it did before."""
+        before, self._doing = self._doing, what
+        if what is Doing.FIRST:
+            self._timed = 0  # the steps of another loop say nothing about this one's
+        self._beats += 1
+        self._write()
+        return before
+
+    def timed(self, step_s: float, own_s: float, data_s: float) -> None:
+        """Note the times of a step before it is `completed`. The first of a loop gives way to the second."""
+        weight = 1.0 / min(max(1, self._timed), _STEPS)
+        self._timed += 1
+        self._step_s += weight * (step_s - self._step_s)
+        self._own_s += weight * (own_s - self._own_s)
+        self._data_s += weight * (data_s - self._data_s)
+
+    def waits(self) -> None:
+        """The rank has done its part of the step: the rest depends on the others, too."""
+        os.pwrite(self._file, _ONE, _WAITS_AT)
 
     def left(self, phase: Phase, failure: Failure | None = None) -> None:
         """The rank is about to leave."""
         if failure is not None:
             said = {"step": failure.step, "error": failure.error, "traceback": failure.traceback}
-            self._failure.write_text(json.dumps(said), encoding="utf-8")
+            (self.folder / f"rank-{self.rank}.json").write_text(json.dumps(said), encoding="utf-8")
         self._phase = phase
         self._write()
 
     def _write(self) -> None:
-        os.pwrite(self._file, _RECORD.pack(self._pid, self._phase, self.step, self._beats, self._started), 0)
+        packed = _RECORD.pack(
+            self._pid, self._phase, self.step, self._beats, self._started, self._doing,
+            self._step_s, self._own_s, self._data_s, 0,
+        )  # fmt: skip
+        os.pwrite(self._file, packed, 0)
 
 
 def read(folder: Path) -> dict[int, Record]:
@@ -95,8 +145,9 @@ def read(folder: Path) -> dict[int, Record]:
             with suppress(FileNotFoundError):  # the launcher is clearing the folder for the next generation
                 content = path.read_bytes()
         if len(content) == _RECORD.size:
-            pid, phase, step, beats, started = _RECORD.unpack(content)
-            found[int(path.name.removeprefix("rank-"))] = Record(pid, Phase(phase), step, beats, started)
+            pid, phase, step, beats, started, doing, *rest = _RECORD.unpack(content)
+            rank = int(path.name.removeprefix("rank-"))
+            found[rank] = Record(pid, Phase(phase), step, beats, started, Doing(doing), *rest)
     return found
 
 
