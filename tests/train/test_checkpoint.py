@@ -182,6 +182,14 @@ def test_a_refused_checkpoint_is_replaced_when_its_step_is_reached_again(tmp_pat
     assert newest_step(store_of(tmp_path)) == 2
 
 
+def test_a_step_that_was_saved_before_can_be_saved_again(tmp_path: Path, url: str) -> None:
+    for where in ("", url):
+        save(tmp_path, 2, torch.ones(1), checkpoints=where)
+        save(tmp_path, 2, torch.zeros(1), checkpoints=where)
+        assert value_of(store_of(tmp_path, where)).item() == 0
+        assert store_of(tmp_path, where).names() == ["step-000000002"]
+
+
 def test_a_newer_format_is_refused_with_the_version_that_wrote_it(tmp_path: Path) -> None:
     save(tmp_path, 1)
     rewrite(at(tmp_path, 1, MANIFEST), format=9, written_by="7.1")

@@ -146,10 +146,13 @@ class Store:
             write_durably(beside / MANIFEST, encoded(checkpoint))
             sync(beside)
             self.check()  # last: the time between this and the rename is all that an old one has
-            if checkpoint.path.exists():  # refused when we resumed, or we would stand beyond it
-                _remove(checkpoint.path)
+            old = checkpoint.path.with_name(f"{checkpoint.path.name}.old.tmp")
+            shutil.rmtree(old, ignore_errors=True)
+            if checkpoint.path.exists():  # refused when we resumed; or a new cycle has not made a step yet
+                checkpoint.path.rename(old)
             beside.rename(checkpoint.path)
             sync(self.root)
+            shutil.rmtree(old, ignore_errors=True)
         self._retain(checkpoint.place.step)
 
     def forget(self, step: int) -> None:

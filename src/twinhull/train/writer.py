@@ -52,7 +52,12 @@ class Writer:
 
     def make_room(self, step: int) -> None:
         """An empty place for the checkpoint of a step, made by rank 0 while the others wait."""
-        self.peers.together(lambda: self.store.make_room(step) if self.peers.rank == 0 else None)
+        self.peers.together(lambda: self._make_room(step))
+
+    def _make_room(self, step: int) -> None:
+        self.store.check()  # an overtaken generation must not remove what is remote
+        if self.peers.rank == 0:
+            self.store.make_room(step)
 
     def _run(self, writing: Writing) -> None:
         try:
@@ -74,9 +79,8 @@ class Writer:
                 tensors.update(self._staging.copy(snapshot.late))
             finally:
                 writing.staged.set()
-            store.check()
-            if self.peers.rank == 0 and not snapshot.own:
-                store.make_room(step)
+            if not snapshot.own:
+                self._make_room(step)
             return [str(file.relative_to(beside)) for own in snapshot.own for file in _files(beside / own)]
 
         seen: list[list[str]] = self.peers.together(prepare)
