@@ -158,10 +158,11 @@ class Crew:
 
     def __init__(self, job: Job, env: dict[str, str], scratch: Path, listen: str, *sizes: str) -> None:
         assert job.directory is not None
-        self._job, self._env, self._scratch, self._sizes = job, env, scratch, sizes
+        self._job, self._scratch, self._sizes = job, scratch, sizes
+        self._env = {"SEEN": str(scratch / "seen"), "GO": str(scratch / "go"), **env}
         self.directory, self.hosts = job.directory, list[Joined]()
         self.directory.mkdir(parents=True, exist_ok=True)
-        self.launcher = Launched(job, 0, 0.0, env, listen, *sizes)
+        self.launcher = Launched(job, 0, 0.0, self._env, listen, *sizes)
         self.listen = self.launcher.until_said("waiting for hosts: type on each")[0]["command"].split()[2]
         self.port = int(self.listen.rpartition(":")[2])
 
@@ -178,7 +179,7 @@ class Crew:
         return self.hosts[-1]
 
     def until_steps(self, generation: int, steps: int) -> None:
-        """Wait until a generation has noted so many steps in the file SEEN."""
+        """Wait until a generation has noted so many steps."""
         seen = Path(self._env["SEEN"])
 
         def enough() -> bool:
@@ -190,14 +191,27 @@ class Crew:
         until(enough)
 
     def noted(self) -> list[tuple[int, int, int, list[str]]]:
-        """Generation, step, rank and samples of each step, as the ranks have noted them in SEEN."""
+        """Generation, step, rank and samples of each step, as the ranks have noted them."""
         lines = [line.split() for line in Path(self._env["SEEN"]).read_text().splitlines()]
         return [
             (int(generation), int(step), int(rank), numbers) for generation, step, rank, *numbers in lines
         ]
 
-    def assert_each_sample_once(self, size: int, epochs: int) -> None:
-        """In the final history: of a step that was done again only the last time counts."""
+    def ends(self, code: int = 0) -> None:
+        """Let it train at full speed to its end."""
+        (self._scratch / "go").touch()
+        assert self.launcher.ends() == code, (self.launcher.lines[-20:], self.launcher.noise)
+
+    def causes(self) -> list[str]:
+        """Why its generations have ended."""
+        return [line["cause"] for line in self.launcher.said("generation ended")]
+
+    def ranks(self) -> list[int]:
+        """How many ranks each generation had."""
+        return [line["ranks"] for line in self.launcher.said("generation started")]
+
+    def assert_each_sample_once(self, size: int = 203, epochs: int = 8) -> None:
+        """In each epoch of the final history: of a step that was done again only the last time counts."""
         noted = self.noted()
         last = {step: generation for generation, step, _, _ in noted}
         kept = [numbers for generation, step, _, numbers in noted if last[step] == generation]
@@ -215,11 +229,11 @@ def crew(tmp_path: Path) -> Iterator[Callable[..., Crew]]:
     started: list[Crew] = []
 
     def start(
-        function: str, *, low: int = 1, high: int = 2, lease_s: float = 10.0, listen: str = "127.0.0.1:0",
-        env: dict[str, str], **facts: Any
+        function: str = "notes", *, low: int = 1, high: int = 2, lease_s: float = 10.0,
+        listen: str = "127.0.0.1:0", env: dict[str, str] | None = None, **facts: Any
     ) -> Crew:  # fmt: skip
         job = Job(name="fit", run=f"tiny:{function}", directory=tmp_path / "run", **facts)
-        started.append(Crew(job, env, tmp_path, listen, str(low), str(high), str(lease_s)))
+        started.append(Crew(job, env or {}, tmp_path, listen, str(low), str(high), str(lease_s)))
         return started[-1]
 
     yield start

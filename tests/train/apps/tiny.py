@@ -11,6 +11,7 @@ from torch import nn
 from twinhull.train.run import Run
 
 EVENTS = 500
+NOTED, NOTED_EPOCHS = 203, 8
 
 
 class Net(nn.Module):
@@ -144,23 +145,22 @@ def two_loops(run: Run) -> None:
 def notes(run: Run) -> None:
     """Notes every sample with the generation that trained it, when its step is complete; then publishes.
 
-    Without dropout, so that any number of ranks comes to the same weights.
+    Without dropout, so that any number of ranks comes to the same weights. Slow until the file GO is there.
     """
     net = Net()
     net.drop.p = 0.0
     model = run.wrap(net)
     optimizer = run.wrap(torch.optim.SGD(model.parameters(), lr=1e-2))
-    pause_s, generation = float(os.environ.get("PAUSE_S", "0")), run._job.generation
-    loader = run.loader(list(range(203)), batch_size=16, collate=list)
+    loader = run.loader(list(range(NOTED)), batch_size=16, collate=list)
     with Path(os.environ["SEEN"]).open("a") as file:
-        for numbers in run.steps(loader, epochs=int(os.environ.get("EPOCHS", "2"))):
+        for numbers in run.steps(loader, epochs=NOTED_EPOCHS):
             x = torch.tensor([[n % 7, n % 5, n % 3, 1.0] for n in numbers]) / 7
             model.loss((x, x.sum(1))).backward()
             optimizer.step()
             optimizer.zero_grad()
-            file.write(f"{generation} {run.step} {run.rank} {' '.join(map(str, numbers))}\n")
+            file.write(f"{run._job.generation} {run.step} {run.rank} {' '.join(map(str, numbers))}\n")
             file.flush()
-            time.sleep(pause_s)
+            time.sleep(0.0 if Path(os.environ["GO"]).exists() else 0.15)
     run.publish(model)
 
 
