@@ -55,7 +55,7 @@ def test_a_killed_host_is_gone_at_once_and_grown_back_to_and_the_weights_are_as_
     assert_same_weights(run.directory, tmp_path / "calm")
 
 
-def test_a_killed_rank_starts_all_again_and_a_lost_host_is_waited_for_where_nodes_are_not_elastic(
+def test_a_killed_or_stopped_rank_starts_all_again_and_without_elastic_nodes_a_lost_host_is_waited_for(
     crew: Start,
 ) -> None:
     run = crew(low=2, save_every_steps=10)
@@ -63,15 +63,21 @@ def test_a_killed_rank_starts_all_again_and_a_lost_host_is_waited_for_where_node
     second = run.host("two")
     run.until_steps(1, 3)
     os.kill(second.ranks()[0].pid, signal.SIGKILL)
-    run.until_steps(2, 2)
+    run.until_steps(2, 3)
+    rank, stopped = next(iter(second.ranks().items()))
+    os.kill(stopped.pid, signal.SIGSTOP)
+    run.until_steps(3, 2)
+    hang = run.launcher.said("hang")[0]
+    assert (hang["ranks"], hang["hosts"]) == ([rank], ["two"])
+    assert "stopped by a signal" in hang["exception"]
     second.kill()
     waiting = run.launcher.until_said("waiting for hosts")
     assert (waiting[0]["there"], waiting[0]["needed"]) == (1, 2)
     run.host("two")
-    run.until_steps(3, 1)
+    run.until_steps(4, 1)
     run.ends()
-    assert run.ranks() == [4, 4, 4]
-    assert run.causes() == ["rank", "host", "done"]
+    assert run.ranks() == [4, 4, 4, 4]
+    assert run.causes() == ["rank", "hang", "host", "done"]
     run.assert_each_sample_once()
     assert [run.hosts[index].process.wait(20) for index in (0, 2)] == [0, 0]
 

@@ -191,7 +191,9 @@ def test_a_rank_killed_for_want_of_memory_is_a_crash_that_ends_the_run(
 def test_a_hang_is_found_by_the_missing_steps_and_training_goes_on(launch: Launch, tmp_path: Path) -> None:
     launched = launch("hangs_once", ranks=1, hang_timeout_s=4.0, env={"MARK": str(tmp_path / "mark")})
     assert launched.ends() == 0
-    assert launched.said("hang")[0]["step"] in (5, 6)
+    hang = launched.said("hang")[0]
+    assert hang["step"] in (5, 6)
+    assert "in hangs_once" in hang["exception"]  # where it was
     assert len(launched.said("generation started")) == 2
 
 

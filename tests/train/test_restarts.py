@@ -54,3 +54,12 @@ def test_what_was_asked_for_costs_no_wait_and_causes_are_counted_apart() -> None
     history = after(loss(0, steps=0), Ended("growth", 9, 9, 1.0, True), Ended("preempted", 0, 0, 0.0, False))
     assert history.wait_s == 0
     assert history.by_cause == {"rank": 1, "growth": 1, "preempted": 1}
+
+
+def test_hangs_at_one_step_are_counted_until_the_run_gets_beyond_it() -> None:
+    def hang(step: int) -> Ended:
+        return Ended("hang", step, 5, 1.0, False)
+
+    assert after(hang(7), hang(7), loss(3), hang(7)).hangs == 3
+    assert after(hang(7), hang(7), loss(8)).hangs == 0
+    assert after(hang(7), hang(9)).hangs == 1

@@ -8,17 +8,19 @@ nothing for too long is killed.
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal
 
+from twinhull.train import stacks
 from twinhull.train.hosts import Host, Left, Order, Sight
 from twinhull.train.job import Job
 from twinhull.train.live import Failure, Phase, Record
+from twinhull.train.watch import Hang, Watch
 
 LAGGARD_S = 1.0  # between SIGTERM and SIGKILL for the ranks that outlive a lost one
 GROWTH_S = 60.0  # to save and leave when nothing presses
-START_S = 120.0  # imports on a busy machine are slow, and no hang
+SECOND_LOOK_S = 0.3  # between two looks at where a silent rank is
 POLL_S = 0.05
 _IN_TIME = {Phase.DONE, Phase.STOPPED}
 _OUTSIDE = {-signal.SIGKILL, -signal.SIGINT, -signal.SIGHUP, -signal.SIGQUIT}
@@ -42,11 +44,11 @@ class Outcome:
 class Generation:
     """States: started, stepping (a step is complete), leaving (somebody left or was asked to), ended."""
 
-    def __init__(self, job: Job, hosts: list[Host], grace_s: float) -> None:
+    def __init__(self, job: Job, hosts: list[Host], grace_s: float, hangs: int = 0) -> None:
         self._job, self._hosts, self._grace_s = job, hosts, grace_s
         self._num_ranks = sum(host.num_ranks for host in hosts)
-        self._beat_at = time.monotonic()
-        self._beats, self._first_step_at = -1, 0.0
+        self._watch = Watch(job.hang_timeout_s, self._num_ranks, hangs)
+        self._first_step_at = 0.0
         self._sights = [Sight() for _ in hosts]
         self._leave_by: float | None = None
         self._requested: Request | None = None
@@ -79,11 +81,7 @@ class Generation:
 
     def _look(self) -> None:
         self._sights = [host.look() for host in self._hosts]
-        records = self._records
-        beats = sum(record.beats for record in records.values())
-        if beats != self._beats:
-            self._beats, self._beat_at = beats, time.monotonic()
-        if not self._first_step_at and any(r.step > r.started_at_step for r in records.values()):
+        if not self._first_step_at and any(r.step > r.started_at_step for r in self._records.values()):
             self._first_step_at = time.monotonic()
 
     @property
@@ -92,17 +90,50 @@ class Generation:
 
     def _consider(self, requested: Request | None) -> None:
         """Whether it is time for all ranks to leave."""
-        now = time.monotonic()
+        now, records = time.monotonic(), self._records
         if requested is not None:
             self._requested = requested
             grace_s = GROWTH_S if requested == "growth" else self._grace_s
-            self._leave(grace_s if len(self._records) == self._num_ranks else 0.0)  # nothing to save yet
+            self._leave(grace_s if len(records) == self._num_ranks else 0.0)  # nothing to save yet
         elif self._is_broken():
             self._leave(LAGGARD_S)
-        elif now - self._beat_at > self._patience_s:
-            self._hung = True
-            log.error("hang", extra={"step": self._step, "without_a_step_s": round(now - self._beat_at, 1)})
-            self._leave(0.0)
+        elif (hang := self._watch.look(now, records)) is not None:
+            self._examine(hang)
+        elif (slow := self._watch.straggler(now, records)) is not None:
+            facts = {"rank": slow.rank, "phase": slow.phase, **self._where([slow.rank])}
+            times = {"own_s": round(slow.own_s, 4), "usual_s": round(slow.usual_s, 4)}
+            log.warning("straggler", extra={**facts, **times})
+
+    def _examine(self, hang: Hang) -> None:
+        """End the generation, unless the ranks that it waits for are seen at work: those get more time."""
+        before = self._stacks(hang.ranks)
+        time.sleep(SECOND_LOOK_S)
+        after = self._stacks(hang.ranks)
+        works = any(stacks.moved(text, after.get(rank, "")) for rank, text in before.items())
+        if works and hang.deadline_s < self._job.hang_timeout_s:
+            self._watch.spare()
+            return
+        facts: dict[str, object] = {"step": hang.step, "ranks": list(hang.ranks), "doing": hang.doing}
+        facts |= {"without_a_step_s": round(hang.silent_s, 1), "deadline_s": round(hang.deadline_s, 1)}
+        if after:
+            facts["exception"] = "\n".join(f"rank {rank}: {text}" for rank, text in after.items())
+        log.error("hang", extra={**facts, **self._where(hang.ranks)})
+        self._hung = True
+        self._leave(0.0)
+
+    def _stacks(self, ranks: tuple[int, ...]) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for host, sight in zip(self._hosts, self._sights, strict=True):
+            if here := [rank for rank in ranks if rank in sight.records]:
+                found |= host.stacks(here)
+        return found
+
+    def _where(self, ranks: Collection[int]) -> dict[str, object]:
+        """The hosts of these ranks, if there are several to choose from."""
+        if len(self._hosts) == 1:
+            return {}
+        pairs = zip(self._hosts, self._sights, strict=True)
+        return {"hosts": [host.name for host, sight in pairs if not sight.records.keys().isdisjoint(ranks)]}
 
     def _is_broken(self) -> bool:
         """Whether a rank, a host or an agent is gone before its time."""
@@ -123,13 +154,6 @@ class Generation:
         for host, sight in zip(self._hosts, self._sights, strict=True):
             self._killed |= sight.records.keys() - sight.gone
             host.kill()
-
-    @property
-    def _patience_s(self) -> float:
-        """How long without a sign of progress is a hang; a start may always take START_S."""
-        records = self._records
-        up = len(records) == self._num_ranks and all(record.phase for record in records.values())
-        return self._job.hang_timeout_s if up else max(self._job.hang_timeout_s, START_S)
 
     @property
     def _step(self) -> int:

@@ -20,12 +20,13 @@ from typing import IO, Protocol
 
 import psutil
 
-from twinhull.train import live, memory
+from twinhull.train import live, memory, stacks
 from twinhull.train.live import Failure, Phase, Record
 from twinhull.train.notice import Notice
 from twinhull.train.wire import now
 
 AGENT_S = 5.0  # for torchrun to say how its ranks left, once they are gone
+STACKS_S = 1.0
 FINAL = frozenset({Phase.DONE, Phase.STOPPED, Phase.FAILED, Phase.PEER_LOST, Phase.REFUSED})
 
 
@@ -94,6 +95,10 @@ class Host(Protocol):
 
     def kill(self) -> None:
         """End all ranks with all that they have started."""
+        ...
+
+    def stacks(self, ranks: list[int]) -> dict[int, str]:
+        """Where these of its ranks are; it takes a moment."""
         ...
 
 
@@ -200,6 +205,12 @@ class LocalHost:
                 os.killpg(record.pid, signal.SIGKILL)
         if self._kill_agent_at is None and self._left is None:
             self._kill_agent_at = now() + (AGENT_S if records else 0.0)
+
+    def stacks(self, ranks: list[int]) -> dict[int, str]:
+        """What each rank writes when it is asked, or why it cannot."""
+        records = live.read(self._folder)
+        asked = {rank: records[rank] for rank in ranks if rank in records}
+        return stacks.collect(self._folder, asked, STACKS_S)
 
     def end(self) -> None:
         """End the agent, and with it all ranks."""

@@ -26,12 +26,14 @@ from twinhull.train.hosts import LocalHost, Sight
 from twinhull.train.members import (
     Ask,
     Bye,
+    Dump,
     FromLauncher,
     Going,
     Hello,
     Kill,
     Line,
     Seen,
+    Stacks,
     Start,
     Unfit,
     Welcome,
@@ -235,6 +237,8 @@ class _Service:
                     self.host.ask()
                 case Kill():
                     self.host.kill()
+                case Dump(ranks):
+                    self.connection.send(Stacks(self.host.stacks(ranks)))
                 case Bye(code):
                     log.info("the run is over", extra={"exit": code})
                     return code

@@ -158,7 +158,7 @@ class Launcher:
         history = History()
         while (hosts := self._gather()) is not None:
             before = self._store.last_place()
-            outcome = self._generation(replace(job, furthest_step=self._furthest), hosts)
+            outcome = self._generation(replace(job, furthest_step=self._furthest), hosts, history.hangs)
             self._furthest = max(self._furthest, outcome.step)
             now_at = self._store.last_place()
             if outcome.cause not in ("done", "stop", "refused"):
@@ -192,7 +192,7 @@ class Launcher:
             time.sleep(POLL_S)
         return None
 
-    def _generation(self, job: Job, hosts: list[Host]) -> Outcome:
+    def _generation(self, job: Job, hosts: list[Host], hangs: int) -> Outcome:
         self._generations += 1
         number = self._store.claimed() + 1
         self._store.claim(number)
@@ -200,7 +200,7 @@ class Launcher:
         num_ranks = sum(host.num_ranks for host in hosts)
         log.info("generation started", extra={"generation": number, "ranks": num_ranks, **_names(hosts)})
         job = replace(job, generation=number, full_size=self._full_size)
-        generation = Generation(job, hosts, grace.grace_s(job.warning_s))
+        generation = Generation(job, hosts, grace.grace_s(job.warning_s), hangs)
         return generation.watch(lambda steps: self._request(hosts, steps))
 
     def _request(self, hosts: list[Host], steps: int) -> Request | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from twinhull.train import lease, wire
-from twinhull.train.hosts import Left, Order, Sight
+from twinhull.train.hosts import STACKS_S, Left, Order, Sight
 from twinhull.train.wire import Connection, Refused
 
 _BACKLOG = 64
@@ -49,6 +49,12 @@ class Kill(msgspec.Struct, frozen=True, tag="kill"):
     """End the ranks."""
 
 
+class Dump(msgspec.Struct, frozen=True, tag="dump"):
+    """Say where these ranks are."""
+
+    ranks: list[int]
+
+
 class Bye(msgspec.Struct, frozen=True, tag="bye"):
     """The run is over: leave with this exit code."""
 
@@ -78,6 +84,12 @@ class Seen(msgspec.Struct, frozen=True, tag="seen"):
     endpoint: str
 
 
+class Stacks(msgspec.Struct, frozen=True, tag="stacks"):
+    """Where ranks are: the answer to Dump."""
+
+    by_rank: dict[int, str]
+
+
 class Line(msgspec.Struct, frozen=True, tag="line"):
     """What a rank has printed."""
 
@@ -88,8 +100,8 @@ class Going(msgspec.Struct, frozen=True, tag="going"):
     """The host is about to go: its ranks should save and leave."""
 
 
-FromLauncher = Welcome | Start | Ask | Kill | Bye
-FromHost = Hello | Unfit | Seen | Line | Going
+FromLauncher = Welcome | Start | Ask | Kill | Dump | Bye
+FromHost = Hello | Unfit | Seen | Stacks | Line | Going
 
 
 class Member:
@@ -100,6 +112,7 @@ class Member:
         self.is_going = False
         self._connection, self._patience_s = connection, lease_s + lease.margin_s(lease_s)
         self._endpoint, self._generation, self._sight = hello.endpoint, 0, Sight(left=Left())
+        self._stacks: dict[int, str] | None = None
 
     @property
     def lost(self) -> str:
@@ -129,6 +142,16 @@ class Member:
         """Tell it to end its ranks."""
         self._connection.send(Kill())
 
+    def stacks(self, ranks: list[int]) -> dict[int, str]:
+        """Ask it, and wait a while for the answer."""
+        self._stacks = None
+        self._connection.send(Dump(ranks))
+        until = wire.now() + 2 * STACKS_S
+        while self._stacks is None and wire.now() < until and not self.lost:
+            time.sleep(0.01)
+            self.look()
+        return self._stacks or {}
+
     def bye(self, code: int) -> None:
         """Send it away: the run is over."""
         self._connection.send(Bye(code))
@@ -141,6 +164,8 @@ class Member:
         match message:
             case Seen(generation, sight, endpoint) if generation == self._generation:
                 self._sight, self._endpoint = sight, endpoint
+            case Stacks(by_rank):
+                self._stacks = by_rank
             case Line(text):
                 print(text, flush=True)
             case Going():

@@ -13,7 +13,7 @@ from types import FrameType
 
 from twinhull import logs
 from twinhull.errors import TwinhullError, UserCodeError
-from twinhull.train import lease, torchrun
+from twinhull.train import lease, stacks, torchrun
 from twinhull.train.job import Job
 from twinhull.train.live import Beat, Failure, Phase
 
@@ -47,6 +47,7 @@ def _enter(job_said: str, live: Path) -> int:
     job, rank = Job.from_json(job_said), int(os.environ["RANK"])
     logs.setup(f"rank:{job.name}-{rank}")
     lease.enforce(live.parent)
+    stacks.arm(live, rank)
     return _train(job, Beat(live, rank))
 
 

@@ -34,12 +34,15 @@ class Ended:
 class History:
     """What counts so far: steps of the crashes since the last new checkpoint, failures in a row.
 
-    `by_cause` is how often generations have ended for each cause.
+    `by_cause` is how often generations have ended for each cause, `hangs` how many of the last ones have hung
+    at the step `hung_at`.
     """
 
     crash_steps: tuple[int, ...] = ()
     in_a_row: int = 0
     by_cause: Mapping[str, int] = field(default_factory=dict)
+    hangs: int = 0
+    hung_at: int = -1
 
     def after(self, ended: Ended) -> "History":
         """The history with one more generation."""
@@ -49,7 +52,12 @@ class History:
         if ended.cause == "crash":
             crash_steps = (*crash_steps, ended.step)
         by_cause = {**self.by_cause, ended.cause: self.by_cause.get(ended.cause, 0) + 1}
-        return History(crash_steps, in_a_row, by_cause)
+        hangs, hung_at = self.hangs, self.hung_at
+        if ended.cause == "hang":
+            hangs, hung_at = (hangs + 1 if ended.step == hung_at else 1), ended.step
+        elif ended.step > hung_at:
+            hangs, hung_at = 0, -1
+        return History(crash_steps, in_a_row, by_cause, hangs, hung_at)
 
     @property
     def is_hopeless(self) -> bool:
