@@ -54,6 +54,16 @@ def test_the_first_step_of_a_loop_and_the_loop_before_are_forgotten(tmp_path: Pa
         assert live.read(tmp_path)[0].step_s == pytest.approx(loop)
 
 
+def test_the_cost_of_a_generation_adds_up(tmp_path: Path) -> None:
+    beat = Beat(tmp_path, 0)
+    for _ in range(3):
+        beat.timed(0.5, 0.25, 0.125)
+        beat.stalled(0.25)
+    beat.doing(Doing.FIRST)
+    record = live.read(tmp_path)[0]
+    assert (record.worked_s, record.stalled_s) == (1.5, 0.75)
+
+
 def test_how_a_rank_left_is_kept_with_its_last_step(tmp_path: Path) -> None:
     beat = Beat(tmp_path, 1)
     beat.running(7)

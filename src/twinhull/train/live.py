@@ -1,6 +1,6 @@
 """How a rank tells its launcher that it lives, how far it is and how it left: one small file a rank.
 
-Writing a record costs one system call of 80 bytes, cheap enough for every step. A beat is written only when
+Writing a record costs one system call of 96 bytes, cheap enough for every step. A beat is written only when
 something was completed or begun, never from a thread in the background: a rank that hangs does not beat.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from twinhull.rundir import RunDirectory
 
-_RECORD = struct.Struct("<qqqqqqdddq")
+_RECORD = struct.Struct("<qqqqqqdddddq")
 _WAITS_AT, _ONE = _RECORD.size - 8, struct.pack("<q", 1)
 _STEPS = 16  # that the moving means of a rank's times go back
 
@@ -46,7 +46,8 @@ class Record:
 
     `step_s`, `own_s` and `data_s` are moving means over the last steps of a loop: the whole step, the part
     until its gradients were handed over, the part that data took. `waits` is 1 once it has handed over the
-    gradients of the step under way: what it does now depends on the others.
+    gradients of the step under way: what it does now depends on the others. `worked_s` and `stalled_s` are
+    what steps took in this generation, and what waiting for checkpoints took besides.
     """
 
     pid: int
@@ -58,6 +59,8 @@ class Record:
     step_s: float = 0.0
     own_s: float = 0.0
     data_s: float = 0.0
+    worked_s: float = 0.0
+    stalled_s: float = 0.0
     waits: int = 0
 
 
@@ -84,6 +87,7 @@ class Beat:
         self._pid, self._phase, self.step, self._beats, self._started = os.getpid(), Phase.STARTING, 0, 0, 0
         self._doing, self._timed = Doing.BETWEEN, 0
         self._step_s, self._own_s, self._data_s = 0.0, 0.0, 0.0
+        self._worked_s, self._stalled_s = 0.0, 0.0
         self._write()
 
     def running(self, step: int) -> None:
@@ -112,9 +116,14 @@ class Beat:
         """Note the times of a step before it is `completed`. The first of a loop gives way to the second."""
         weight = 1.0 / min(max(1, self._timed), _STEPS)
         self._timed += 1
+        self._worked_s += step_s
         self._step_s += weight * (step_s - self._step_s)
         self._own_s += weight * (own_s - self._own_s)
         self._data_s += weight * (data_s - self._data_s)
+
+    def stalled(self, seconds: float) -> None:
+        """Note that the rank has waited for a checkpoint, before something is `completed`."""
+        self._stalled_s += seconds
 
     def waits(self) -> None:
         """The rank has done its part of the step: the rest depends on the others, too."""
@@ -131,7 +140,7 @@ class Beat:
     def _write(self) -> None:
         packed = _RECORD.pack(
             self._pid, self._phase, self.step, self._beats, self._started, self._doing,
-            self._step_s, self._own_s, self._data_s, 0,
+            self._step_s, self._own_s, self._data_s, self._worked_s, self._stalled_s, 0,
         )  # fmt: skip
         os.pwrite(self._file, packed, 0)
 
