@@ -58,11 +58,11 @@ def test_a_killed_host_is_gone_at_once_and_grown_back_to_and_the_weights_are_as_
 def test_a_killed_or_stopped_rank_starts_all_again_and_without_elastic_nodes_a_lost_host_is_waited_for(
     crew: Start,
 ) -> None:
-    run = crew(low=2, save_every_steps=10)
+    run = crew(low=2, save_every_steps=10, hang_timeout_s=5.0)
     run.host("one")
     second = run.host("two")
     run.until_steps(1, 3)
-    os.kill(second.ranks()[0].pid, signal.SIGKILL)
+    os.kill(next(iter(second.ranks().values())).pid, signal.SIGKILL)
     run.until_steps(2, 3)
     rank, stopped = next(iter(second.ranks().items()))
     os.kill(stopped.pid, signal.SIGSTOP)
