@@ -4,16 +4,17 @@ A loader describes, a pass does: one pass stands for one `run.steps` loop. It gi
 global batch, moves on when the batch was trained, and can say where it stands in plain JSON.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import tee
 from typing import Any, Protocol
 
 from twinhull.errors import CheckpointError
 from twinhull.train import cursor as cursors
-from twinhull.train.cursor import Cursor
+from twinhull.train.ahead import Batches, Collate, Dataset, Ticket
+from twinhull.train.cursor import Cursor, Indices
 from twinhull.train.group import Group
-
-Collate = Callable[[Any], Any]  # Any: samples and batches are the user's own
+from twinhull.train.sowing import data_seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,10 @@ class Pass(Protocol):
         """How many global batches are still to come; None if nobody knows."""
         ...
 
+    def close(self) -> None:
+        """The loop is over, whether or not its data is."""
+        ...
+
 
 class Source(Protocol):
     """What `run.steps` takes: it starts a pass."""
@@ -76,31 +81,21 @@ class Source(Protocol):
         ...
 
 
-class Dataset(Protocol):
-    """What can be trained on: it has a length and gives a sample by its number.
-
-    With `__getitems__(numbers)` (PyTorch's own name) it gives a whole batch at once.
-    """
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: int, /) -> Any: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """A dataset in global batches. `collate` makes a batch of a list of samples."""
+    """A dataset in global batches; `workers` processes a rank load ahead."""
 
     dataset: Dataset
     batch_size: int
     shuffle: bool
     collate: Collate | None
+    workers: int = 0
 
     def start(self, at: Start) -> "DatasetPass":
         """A pass from the beginning or from where it was saved."""
-        saved = at.saved
         begin = Cursor(size=len(self.dataset), seed=at.seed)
-        if saved is not None:
-            found = Cursor(**saved)
+        if at.saved is not None:
+            found = Cursor(**at.saved)
             if found.size != begin.size:
                 raise CheckpointError(
                     f"the dataset has {begin.size} samples and had {found.size} when it was saved.",
@@ -110,13 +105,27 @@ class Loader:
         return DatasetPass(self, at, begin)
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What one rank loads for one step: a ticket for each micro-batch, and the shares."""
+
+    tickets: list[Ticket]
+    shares: list[float]
+
+
 class DatasetPass:
-    """Shuffled epochs over a dataset; each sample exactly once an epoch, whatever the number of ranks."""
+    """Shuffled epochs over a dataset; each sample exactly once an epoch, whatever the number of ranks.
+
+    The cursor counts what was trained; loading may be ahead of it.
+    """
 
     def __init__(self, loader: Loader, at: Start, begin: Cursor) -> None:
-        self._loader, self._at, self._epochs, self._cursor = loader, at, at.epochs, begin
-        self._order = cursors.order(begin, shuffle=loader.shuffle)
-        self._collate = loader.collate or _default_collate
+        self._loader, self._at, self._cursor = loader, at, begin
+        plan, again = tee(_plan(loader, at, begin))
+        self._plans = plan
+        tickets = (ticket for step in again for ticket in step.tickets)
+        self._batches = Batches(loader.dataset, loader.collate).ahead(tickets, loader.workers)
+        self._next: list[Part] | None = None
 
     @property
     def offset(self) -> None:
@@ -125,39 +134,42 @@ class DatasetPass:
 
     def fetch(self) -> list[Part] | None:
         """This rank's micro-batches of the batch at the cursor."""
-        if self._cursor.size == 0 or self._cursor.epoch >= self._epochs:
-            return None
-        begin, size = self._cursor.consumed, self._loader.batch_size
-        batch = self._order[begin : begin + size]
-        return [
-            Part(self._collate(_samples(self._loader.dataset, batch[mine].tolist())), share)
-            for mine, share in self._at.split(len(batch), size)
-        ]
+        if self._next is None and (step := next(self._plans, None)) is not None:
+            self._next = [Part(next(self._batches), share) for share in step.shares]
+        return self._next
 
     def advance(self) -> None:
         """The batch was trained."""
-        before, self._cursor = self._cursor, cursors.advance(self._cursor, self._loader.batch_size)
-        if self._cursor.epoch != before.epoch:
-            self._order = cursors.order(self._cursor, shuffle=self._loader.shuffle)
+        self._cursor, self._next = cursors.advance(self._cursor, self._loader.batch_size), None
 
     def state(self) -> dict[str, Any]:
         """The cursor."""
         return asdict(self._cursor)
 
+    def close(self) -> None:
+        """End the processes that load ahead: they go with the last one who holds their iterator."""
+        self._batches = iter(())
+
     def batches_left(self) -> int:
         """How many global batches are still to come."""
-        return cursors.batches_left(self._cursor, self._loader.batch_size, self._epochs)
+        return cursors.batches_left(self._cursor, self._loader.batch_size, self._at.epochs)
 
 
-def _samples(dataset: Dataset, numbers: list[int]) -> Any:  # Any: the user's own
-    many: Callable[[list[int]], Any] | None = getattr(dataset, "__getitems__", None)
-    return many(numbers) if many is not None else [dataset[number] for number in numbers]
+def _plan(loader: Loader, at: Start, cursor: Cursor) -> Iterator[_Step]:
+    """What to load for each step from the cursor to the end of the last epoch."""
+    order, epoch = cursors.order(cursor, shuffle=loader.shuffle), cursor.epoch
+    while cursor.size and cursor.epoch < at.epochs:
+        if cursor.epoch != epoch:
+            order, epoch = cursors.order(cursor, shuffle=loader.shuffle), cursor.epoch
+        batch = order[cursor.consumed : cursor.consumed + loader.batch_size]
+        parts = at.split(len(batch), loader.batch_size)
+        yield _Step([_ticket(cursor, batch, mine) for mine, _ in parts], [share for _, share in parts])
+        cursor = cursors.advance(cursor, loader.batch_size)
 
 
-def _default_collate(samples: Any) -> Any:  # Any: the user's own
-    from torch.utils.data import default_collate
-
-    return default_collate(samples) if isinstance(samples, list) else samples
+def _ticket(cursor: Cursor, batch: Indices, mine: slice) -> Ticket:
+    seed = data_seed(cursor.seed, cursor.epoch, cursor.consumed + int(mine.start))
+    return Ticket(seed, batch[mine].tolist())
 
 
 @dataclass(frozen=True, slots=True)
