@@ -9,6 +9,7 @@ from typing import Literal
 
 from twinhull import broker, logs, rundir
 from twinhull.deploy.scale import Local
+from twinhull.errors import TwinhullError
 from twinhull.processes import Command
 from twinhull.rundir import RunDirectory
 from twinhull.serve import layout
@@ -55,11 +56,17 @@ def training(system: System, local: Local, at: Place, join_at: str | None = None
     found: list[Command] = []
     for name, train in trains(system).items():
         where = ("--ranks", str(local.ranks.get(name, 1)))
+        if train.command and name in local.hosts:
+            raise TwinhullError(
+                f"{name} runs a command, which trains on one machine only, and its pool has several nodes.",
+                hint="Give it a pool of one node, or leave --join-at out.",
+            )
         if join_at is not None and name in local.hosts:
             address, port = join.parsed(join_at)
             number = port and port + list(local.hosts).index(name)
             where = ("--listen", f"{address}:{number}", "--nodes", str(local.hosts[name]))
-        command = _module(at, f"train:{name}", "twinhull.train.launch", "--train", name, *where)
+        module = "twinhull.train.command" if train.command else "twinhull.train.launch"
+        command = _module(at, f"train:{name}", module, "--train", name, *where)
         found.append(replace(command, grace_s=train.warning or command.grace_s))
     return found
 

@@ -4,11 +4,12 @@ from dataclasses import dataclass, field
 
 from twinhull.system import names
 from twinhull.system.places import Data, DataPath, Document
-from twinhull.units import quoted
+from twinhull.units import closest, quoted
 
 VERSION = 1
 FILE_KEYS = ("twinhull", "name", "pools", "workloads", "endpoints", "budget", "components", "links")
 _ROLES = ("task", "train")
+_TRAIN_KEYS = ("run", "command", "publish")  # of `train: {...}`; `train: app:fit` is short for run
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Face:
     said: dict[str, Data]
     friendly: bool = False  # it has workloads, so what comes with them is filled in
     roles: dict[str, str] = field(default_factory=dict)  # of each workload that has one: task or train
+    spelled_out: set[str] = field(default_factory=set)  # the workloads with `train: {...}`
     brought: dict[str, str] = field(default_factory=dict)  # what is filled in: name -> kind
     known: set[str] = field(default_factory=set)  # all names of components, also of those that are broken
     too_new: bool = False  # nothing else that this version could say about it would be right
@@ -38,7 +40,9 @@ class Face:
             return path
         name = path[1]
         rest = path[2:]
-        if rest and rest[0] in ("run", "kind"):
+        if rest and rest[0] in _TRAIN_KEYS and name in self.spelled_out:
+            rest = (self.roles[name], *rest)
+        elif rest and rest[0] in ("run", "kind"):
             rest = (self.roles[name],)
         return ("workloads", name, *rest)
 
@@ -96,14 +100,36 @@ def _components_of(face: Face, workloads: Data) -> dict[str, Data]:
             face.complaints.append(Complaint(at, message, at_key=True))
             continue
         role = roles[0]
-        for key in ("run", "kind"):
+        inside = _TRAIN_KEYS if role == "train" else ("run",)
+        for key in (*inside, "kind"):
             if key in workload:
-                message = f'is said by "{role}: {quoted(workload[role]).strip(chr(34))}" already; remove it'
-                face.complaints.append(Complaint((*at, key), message, at_key=True))
-        rest = {key: value for key, value in workload.items() if key not in (role, "run", "kind")}
+                face.complaints.append(Complaint((*at, key), _said_by(role, key, workload), at_key=True))
+        rest = {key: value for key, value in workload.items() if key not in (role, *inside, "kind")}
         face.roles[name] = role
-        components[name] = {"kind": role, "run": workload[role], **rest}
+        components[name] = {"kind": role, **_work(face, name, role, workload[role]), **rest}
     return components
+
+
+def _said_by(role: str, key: str, workload: dict[str, Data]) -> str:
+    if key in ("command", "publish"):
+        return "belongs into train; write train: {command: python train.py, publish: out/}"
+    return f'is said by "{role}: {quoted(workload[role]).strip(chr(34))}" already; remove it'
+
+
+def _work(face: Face, name: str, role: str, said: Data) -> dict[str, Data]:
+    """What a workload runs: a function, or for training a command and what it publishes."""
+    if role != "train" or not isinstance(said, dict):
+        return {"run": said}
+    face.spelled_out.add(name)
+    at: DataPath = ("workloads", name, role)
+    for key in said:
+        if key not in _TRAIN_KEYS:
+            near = closest(key, list(_TRAIN_KEYS)) or f" Known: {', '.join(_TRAIN_KEYS)}"
+            face.complaints.append(Complaint((*at, key), f"is no field of train.{near}", at_key=True))
+    if "run" not in said and "command" not in said:
+        message = "says nothing to run; write train: app:function, or train: {command: python train.py}"
+        face.complaints.append(Complaint(at, message, at_key=True))
+    return {key: said[key] for key in _TRAIN_KEYS if key in said}
 
 
 def _brought(workloads: dict[str, Data], endpoints: dict[str, Data]) -> dict[str, str]:

@@ -17,6 +17,7 @@ from twinhull.system.names import (
 )
 from twinhull.system.places import Data, DataPath
 from twinhull.system.quantities import Batch
+from twinhull.system.script import directory_problem, words_problem
 from twinhull.units import RATE, SECONDS, closest, quoted
 
 T = TypeVar("T")
@@ -96,6 +97,7 @@ def _component(known: _Known, at: DataPath, component: dict[str, Data]) -> Itera
             message = _no("training workload", model, known.trains)
         yield Complaint((*at, "model"), message)
     yield from _checkpoint(known, at, component)
+    yield from _script(at, component)
 
 
 def _checkpoint(known: _Known, at: DataPath, component: dict[str, Data]) -> Iterator[Complaint]:
@@ -111,6 +113,20 @@ def _checkpoint(known: _Known, at: DataPath, component: dict[str, Data]) -> Iter
     way_out = f"write it into pool {quoted(pool)}" if isinstance(pool, str) else "name its pool, and there"
     message = f'"auto" needs to know how often a node fails; {way_out}: mtbf: 30 day'
     yield Complaint((*at, "checkpoint", "every"), message)
+
+
+def _script(at: DataPath, component: dict[str, Data]) -> Iterator[Complaint]:
+    """Complains about a command that cannot be run, or that stands beside what it replaces."""
+    command, publish = component.get("command"), component.get("publish")
+    if isinstance(command, str) and command.strip() and (problem := words_problem(command)):
+        yield Complaint((*at, "command"), problem)
+    if isinstance(publish, str) and (problem := directory_problem(publish)):
+        yield Complaint((*at, "publish"), problem)
+    if command is not None and "run" in component:
+        yield Complaint((*at, "command"), "stands beside run, a function; keep one of them", at_key=True)
+    if publish is not None and command is None and "run" in component:
+        message = "is where a command leaves its model; a function calls run.publish(model) instead"
+        yield Complaint((*at, "publish"), message, at_key=True)
 
 
 def _hosts(parts: _Parts) -> Iterator[Complaint]:

@@ -13,7 +13,7 @@ def missing(system: System) -> list[str]:
     workloads = {name: part for name, part in system.components.items() if isinstance(part, Task | Train)}
     lacking = [] if workloads else ["a workload, for example rank: {task: app:rank, pool: web}"]
     for name, part in workloads.items():
-        if part.run is None:
+        if part.run is None and not (isinstance(part, Train) and part.command):
             lacking.append(f"the function of {name}, as module:function")
         if _pool_of(system, part) is None:
             lacking.append(f"the pool that {name} runs in")

@@ -23,7 +23,7 @@ def json_schema() -> str:
     schema = _tidied(System.model_json_schema(by_alias=True))
     parts: JsonSchema = schema["$defs"]
     parts["TaskWorkload"] = _workload(parts["Task"], "task")
-    parts["TrainWorkload"] = _workload(parts["Train"], "train")
+    parts["TrainWorkload"] = _workload(parts["Train"], "train", ("command", "publish"))
     for name in ("State", "Process"):
         parts[f"Brought{name}"] = {**parts[name], "required": []}
     parts["Checkpoint"] = _or_short(parts["Checkpoint"], "every")
@@ -52,10 +52,18 @@ def _part(name: str) -> JsonSchema:
     return {"$ref": f"#/$defs/{name}"}
 
 
-def _workload(component: JsonSchema, role: str) -> JsonSchema:
-    """A component as it is written under `workloads`: `task: app:rank` instead of kind and run."""
-    fields = {key: value for key, value in component["properties"].items() if key not in ("kind", "run")}
-    return {**component, "properties": {role: component["properties"]["run"], **fields}, "required": [role]}
+def _workload(component: JsonSchema, role: str, inside: tuple[str, ...] = ()) -> JsonSchema:
+    """A component as it is written under `workloads`: `task: app:rank` instead of kind and run.
+
+    The fields that stand `inside` the role make it a mapping, for which the function's name is short.
+    """
+    said = component["properties"]
+    fields = {key: value for key, value in said.items() if key not in ("kind", "run", *inside)}
+    work: JsonSchema = said["run"]
+    if inside:
+        keys = {key: said[key] for key in ("run", *inside)}
+        work = {"anyOf": [work, {"type": "object", "properties": keys, "additionalProperties": False}]}
+    return {**component, "properties": {role: work, **fields}, "required": [role]}
 
 
 def _or_short(part: JsonSchema, field: str) -> JsonSchema:

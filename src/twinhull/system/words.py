@@ -106,7 +106,8 @@ def _fields_at(path: DataPath, face: Face) -> tuple[str, list[str]]:
         keys = _keys(CLASS_BY_KIND[kind])
         if name not in face.roles:
             return f"a {kind}", keys
-        return f"a {kind}", [kind, *(key for key in keys if key not in ("kind", "run"))]
+        inside = ("kind", "run", "command", "publish")  # said by `task: ...` or `train: ...`
+        return f"a {kind}", [kind, *(key for key in keys if key not in inside)]
     whose, part = {
         "pools": ("a pool", Pool),
         "links": ("a link", Link),

@@ -1,0 +1,296 @@
+"""The supervisor of a script that was not written for Twinhull: generations, cycles, trust, publishing.
+
+`python -m twinhull.train.command --run DIR --train NAME --ranks N`
+
+Exit codes as of `twinhull.train.launch`: 0 done (or asked to stop while it waited for the next cycle), 1
+failed for good, 2 the user can mend it, 75 stopped early.
+"""
+
+import argparse
+import json
+import logging
+import os
+import shlex
+import shutil
+import signal
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import FrameType
+
+from twinhull import logs, processes
+from twinhull.errors import TwinhullError
+from twinhull.handoff.registry import Registry
+from twinhull.rundir import RunDirectory, write_whole
+from twinhull.system import script as spelling
+from twinhull.train import fence, foreign, grace
+from twinhull.train.notice import Notice
+from twinhull.train.restarts import Ended, History
+from twinhull.train.script import MARK, POLL_S, Outcome, Script, end_family
+from twinhull.train.seals import Checkpoints, step_of
+
+DONE, FAILED, STOPPED = 0, 1, 75
+LOST = (  # against a function that is given a Run; said once, at the start
+    "samples may be repeated or skipped after a restart, unless the script takes up its data where it was",
+    "the global batch changes with the number of ranks",
+    "ranks that are asked to stop do not agree on a step, and save only if the script does",
+    "randomness is not the same after a restart, unless the script saves it",
+    "steps are not counted: no goodput, no stragglers, a hang shows by silence only",
+    "a checkpoint is as whole as the script writes it",
+)
+log = logging.getLogger(__name__)
+
+
+def main() -> int:
+    """Run the command to its end."""
+    processes.die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--run", type=Path, required=True)
+    parser.add_argument("--train", required=True)
+    parser.add_argument("--ranks", type=int, default=1, help="what {ranks} stands for")
+    parser.add_argument("--nice", type=int, default=10, help="how far training steps back behind serving")
+    arguments = parser.parse_args()
+    logs.setup(f"train:{arguments.train}")
+    os.nice(arguments.nice)
+    try:
+        return Launcher(
+            described(RunDirectory(arguments.run.resolve()), arguments.train), arguments.ranks
+        ).run()
+    except TwinhullError as error:
+        log.error(str(error))  # noqa: TRY400  # a traceback would not help who can mend it
+        return error.exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What the system says of one command. Times in seconds; `every_s` None: it runs once."""
+
+    name: str
+    system: str
+    run: RunDirectory
+    text: str
+    publish: str | None
+    every_s: float | None
+    hang_s: float
+    warning_s: float | None
+    walltime_s: float | None
+    notice: str
+    keep_versions: int | None
+
+
+def described(run: RunDirectory, name: str) -> Command:
+    """The command of a run directory's system. Raises TwinhullError."""
+    from twinhull.system.load import load
+    from twinhull.system.model import State, Train
+
+    system = load(run.system).system
+    train = system.components.get(name)
+    if not isinstance(train, Train) or train.command is None:
+        raise TwinhullError(f"the system has no train workload {name} with a command to run.")
+    registries = (c for c in system.components.values() if isinstance(c, State) and c.kind == "registry")
+    registry = next(registries, None)
+    return Command(name=name, system=system.name, run=run, text=train.command, publish=train.publish,
+                   every_s=train.every, hang_s=train.hang_timeout or 300.0, warning_s=train.warning,
+                   walltime_s=train.walltime, notice=train.notice or "",
+                   keep_versions=registry.keep if registry else None)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the work stands: which cycle, since when, whether it is done; how many generations there were."""
+
+    cycle: int = 1
+    started: float = 0.0
+    done: bool = False
+    generation: int = 0
+
+    @classmethod
+    def read(cls, path: Path) -> "Place":
+        """What was written, or the beginning."""
+        with suppress(FileNotFoundError):
+            try:
+                return cls(**json.loads(path.read_text(encoding="utf-8")))
+            except (ValueError, TypeError) as error:
+                raise TwinhullError(
+                    f"{path} cannot be read: {error}.", hint="Remove it to begin the cycle again."
+                ) from error
+        return cls(started=time.time())
+
+    def write(self, path: Path) -> None:
+        """Replace what was written."""
+        write_whole(path, json.dumps(asdict(self)))
+
+
+class Launcher:
+    """Runs the cycles of one command. States: in a cycle, between cycles, over."""
+
+    def __init__(self, command: Command, num_ranks: int) -> None:
+        self._command, self._num_ranks = command, num_ranks
+        self._root = command.run.checkpoints / command.name
+        self._file = self._root / "command.json"
+        self._env = {**os.environ, "PATH": _path()}
+        self._publish = self._directory_to_publish()
+        self._notice: Notice | None = None
+        self._began, self._stopping = time.monotonic(), False
+        self._last_end = self._began + command.walltime_s if command.walltime_s else None
+
+    def run(self) -> int:
+        """Cycles until there is none left, or until asked to stop. Raises TwinhullError."""
+        signal.signal(signal.SIGTERM, self._stop)
+        signal.signal(signal.SIGUSR1, self._stop)
+        _check_program(self._words("", self._root), self._env["PATH"])
+        self._notice = Notice(self._command.notice, os.environ)
+        try:
+            with fence.held(self._root):
+                if left := end_family(str(self._root)):
+                    log.warning("ended what a former launcher left", extra={"processes": left})
+                return self._cycles()
+        finally:
+            self._notice.end()
+
+    def _cycles(self) -> int:
+        log.info("a command instead of a function: what is lost", extra={"lost": list(LOST)})
+        while True:
+            place = Place.read(self._file)
+            if place.done:
+                if self._command.every_s is None:
+                    return DONE
+                if not self._rest_until(place.started + self._command.every_s):
+                    return DONE
+                place = Place(place.cycle + 1, time.time(), generation=place.generation)
+            place.write(self._file)
+            code = self._cycle(place.cycle)
+            if code != DONE:
+                return code
+
+    def _cycle(self, cycle: int) -> int:
+        """Generations until the command has left with 0."""
+        checkpoints, history = Checkpoints(self._root / f"cycle-{cycle}"), History()
+        self._forget_before(cycle)
+        checkpoints.settle(well=False)
+        try:
+            while not self._must_stop():
+                before = foreign.Before.look(self._publish) if self._publish else None
+                sealed = checkpoints.count
+                outcome, step = self._generation(checkpoints)
+                saved = checkpoints.count > sealed
+                if outcome.how not in ("done", "stop"):
+                    history = history.after(Ended(outcome.how, step, int(saved), outcome.lived_s, saved))
+                self._explain(outcome, step, history)
+                if outcome.how == "stop":
+                    break
+                if outcome.how == "done":
+                    self._finish(cycle, before)
+                    return DONE
+                if history.is_hopeless:
+                    log.error("training ended: the same crash three times", extra={"error": outcome.error})
+                    return FAILED
+                if history.wait_s > 0:
+                    log.info("waiting before the next generation", extra={"wait_s": history.wait_s})
+                    self._rest_until(time.time() + history.wait_s)
+        finally:
+            checkpoints.close()
+        log.info("stopped early")
+        return STOPPED
+
+    def _generation(self, checkpoints: Checkpoints) -> tuple[Outcome, int]:
+        """How it ended, and at which step it began: that of the checkpoint it was given."""
+        place = Place.read(self._file)
+        place = replace(place, generation=place.generation + 1)
+        place.write(self._file)
+        newest = checkpoints.newest()
+        step = (newest and step_of(newest.name)) or 0
+        ranks = {"ranks": self._num_ranks} if spelling.holds(self._command.text, "ranks") else {}
+        log.info("generation started", extra={"generation": place.generation, **ranks})
+        if newest is not None:
+            log.info("resumed", extra={"step": step, "checkpoint": newest.name})
+        given = str(newest or "")
+        env = {**self._env, MARK: str(self._root), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+               "TWINHULL_CHECKPOINT": given, "TWINHULL_CHECKPOINTS": str(checkpoints.root),
+               "TWINHULL_HEARTBEAT": str(self._root / "heartbeat")}  # fmt: skip
+        script = Script(self._words(given, checkpoints.root), env, checkpoints)
+        command = self._command
+        outcome = script.watch(self._must_stop, grace.grace_s(command.warning_s), command.hang_s)
+        checkpoints.settle(well=outcome.code == 0)
+        return outcome, step
+
+    def _finish(self, cycle: int, before: foreign.Before | None) -> None:
+        """Publish what the command has left, and note that the cycle is done. Raises TwinhullError."""
+        if before is not None:
+            tensors = foreign.model_in(before)
+            foreign.publish(
+                Registry(self._command.run.registry), self._command.name, tensors, cycle=cycle,
+                keep=self._command.keep_versions, system=self._command.system,
+            )  # fmt: skip
+        replace(Place.read(self._file), done=True).write(self._file)
+        log.info("cycle finished", extra={"cycle": cycle})
+
+    def _explain(self, outcome: Outcome, step: int, history: History) -> None:
+        facts = {"cause": outcome.how, "exit": outcome.code, "step": step,
+                 "lived_s": round(outcome.lived_s, 1),
+                 **({"ends": dict(history.by_cause)} if history.by_cause else {})}  # fmt: skip
+        is_loss = outcome.how in ("rank", "hang", "crash")
+        log.log(logging.WARNING if is_loss else logging.INFO, "generation ended", extra=facts)
+        if outcome.how == "crash":
+            log.error("training crashed", extra={"step": step, "error": outcome.error})
+
+    def _words(self, checkpoint: str, checkpoints: Path) -> list[str]:
+        values = {"checkpoint": checkpoint, "checkpoints": str(checkpoints), "ranks": str(self._num_ranks),
+                  "run": str(self._command.run.root), "publish": str(self._publish or "")}  # fmt: skip
+        return spelling.words(self._command.text, values)
+
+    def _directory_to_publish(self) -> Path | None:
+        """As the file says, below the directory of the user's code; else in the run directory, if asked for."""
+        said = self._command.publish
+        if said is not None:
+            return Path.cwd() / spelling.filled(said, {"run": str(self._command.run.root),
+                                                       "checkpoints": str(self._root)})  # fmt: skip
+        return self._root / "publish" if spelling.holds(self._command.text, spelling.PUBLISH) else None
+
+    def _forget_before(self, cycle: int) -> None:
+        """Remove the checkpoints of all cycles but the last one, which may be wanted still."""
+        for path in self._root.glob("cycle-*"):
+            number = path.name.removeprefix("cycle-")
+            if number.isdecimal() and int(number) < cycle - 1:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _rest_until(self, due: float) -> bool:
+        while time.time() < due and not self._must_stop():
+            time.sleep(min(POLL_S, max(0.0, due - time.time())))
+        return not self._stopping
+
+    def _must_stop(self) -> bool:
+        if not self._stopping and self._notice is not None and self._notice.is_given:
+            log.warning("notice: this machine is about to go")
+            self._stopping = True
+        early_s = self._command.warning_s or grace.WALLTIME_S
+        if not self._stopping and self._last_end is not None and time.monotonic() >= self._last_end - early_s:
+            log.warning("walltime is nearly over", extra={"walltime_s": self._command.walltime_s})
+            self._stopping = True
+        return self._stopping
+
+    def _stop(self, _number: int, _frame: FrameType | None) -> None:
+        self._stopping = True
+
+
+def _path() -> str:
+    """Where programs are found: first beside this Python, so that torchrun is that of its environment."""
+    own = str(Path(sys.executable).parent)
+    return os.pathsep.join([own, os.environ.get("PATH", os.defpath)])
+
+
+def _check_program(words: list[str], path: str) -> None:
+    if shutil.which(words[0], path=path) is None:
+        raise TwinhullError(
+            f"the program {shlex.quote(words[0])} of the command is not found, or cannot be executed.",
+            hint="Write its path from the directory of the system file, or begin with python or torchrun.",
+        )
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)
