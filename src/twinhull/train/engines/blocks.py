@@ -1,0 +1,66 @@
+"""Which parts of a model repeat, so that one after the other can be sharded or computed again?"""
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from twinhull.train.engines.guise import give
+
+log = logging.getLogger(__name__)
+
+
+def of(model: nn.Module) -> list[nn.Module]:
+    """The blocks: those the model states, else the members of its outermost lists of like modules.
+
+    A model states them by a method `sharded_blocks()`, or by their classes' names in `_no_split_modules`, as
+    Hugging Face's do.
+    """
+    if callable(stated := getattr(model, "sharded_blocks", None)):
+        return list(stated())
+    names: list[str] | None = getattr(model, "_no_split_modules", None)
+    if names:
+        return [module for module in model.modules() if type(module).__name__ in names]
+    return list(_repeated(model))
+
+
+def named(found: list[nn.Module]) -> str:
+    """How a person would count them: "12 x Block"."""
+    kinds = Counter(type(block).__name__ for block in found)
+    return ", ".join(f"{number} x {name}" for name, number in kinds.items()) or "none"
+
+
+def recompute(found: list[nn.Module]) -> None:
+    """Let each block keep only its inputs and compute the rest again in the backward pass."""
+    for block in found:
+        _recomputed(block)
+
+
+def _recomputed(block: nn.Module) -> None:
+    forward = type(block).forward
+
+    def again(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # Any: the user's own
+        return checkpoint(partial(forward, self, **kwargs), *args, use_reentrant=False)
+
+    give(block, {"forward": again})
+
+
+def _repeated(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module.children():
+        if isinstance(child, (nn.ModuleList, nn.Sequential)) and _is_repeating(child):
+            yield from (member for member in child if _has_parameters(member))
+        else:
+            yield from _repeated(child)
+
+
+def _is_repeating(members: nn.ModuleList | nn.Sequential) -> bool:
+    kinds = Counter(type(member) for member in members if _has_parameters(member))
+    return max(kinds.values(), default=0) > 1
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
