@@ -1,0 +1,1 @@
+"""MEASURE: where the time of a step goes."""
