@@ -6,7 +6,7 @@ import operator
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 _HOLDS = {"<=": operator.le, ">=": operator.ge, "==": operator.eq}
@@ -68,11 +68,26 @@ def table(results: Iterable[Result]) -> str:
 
 def run(title: str, measure: Callable[[], list[Result]]) -> None:
     """Measure, print, and leave with 1 if a bar does not hold."""
+    run_sections(title, {"all": measure})
+
+
+def run_sections(title: str, sections: Mapping[str, Callable[[], list[Result]]]) -> None:
+    """The same for the sections that the command line names, or for all."""
     parser = argparse.ArgumentParser(description=title)
+    parser.add_argument(
+        "sections", nargs="*", metavar="SECTION", help=f"of {', '.join(sections)}; all if none"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     given = parser.parse_args()
+    asked: list[str] = given.sections or list(sections)
+    if unknown := [name for name in asked if name not in sections]:
+        parser.error(f"no section {', '.join(unknown)}; there are {', '.join(sections)}")
     print(f"{title}\n{machine()}\n", flush=True)
-    results = measure()
+    results: list[Result] = []
+    for name in asked:
+        if len(sections) > 1:
+            print(f"measuring {name} ...", file=sys.stderr, flush=True)
+        results += sections[name]()
     print(table(results))
     if given.json:
         print(json.dumps({"results": [{**asdict(result), "ok": result.ok} for result in results]}))

@@ -1,0 +1,1 @@
+"""A small character GPT: which character comes next?"""
