@@ -2,26 +2,28 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
 import torch
 from torch import nn
+from torch.utils.data import default_collate
 
 from twinhull.errors import TwinhullError
 from twinhull.train import handover, sowing
 from twinhull.train.agree import Agreement
 from twinhull.train.books import Books
+from twinhull.train.engines.choose import choose
 from twinhull.train.group import Group
+from twinhull.train.iterable import IterableLoader
 from twinhull.train.job import Job
 from twinhull.train.keep import Keeper
 from twinhull.train.live import Beat
 from twinhull.train.loader import Collate, Dataset, Events, Loader, Pass, Source, Start
 from twinhull.train.manifest import Place
 from twinhull.train.pace import Pace
-from twinhull.train.wrap import Engine
 
 Thing = TypeVar("Thing")
 
@@ -66,7 +68,7 @@ class Run:
         self.seed = job.seed
         self._job, self._group = job, group
         self._pace = Pace()
-        self._engine = Engine(group, self._pace)
+        self._engine = choose(job, group, self._pace)
         self._keeper = Keeper(job, group, self._pace)
         began = self._keeper.place
         self.cycle, self.step = began.cycle, began.step
@@ -112,7 +114,7 @@ class Run:
 
     def loader(
         self,
-        source: Dataset | Events,
+        source: Dataset | Iterable[Any] | Events,  # Any: the user's own
         *,
         batch_size: int,
         shuffle: bool | None = None,
@@ -121,16 +123,25 @@ class Run:
     ) -> Source:
         """Batches for `run.steps`; `batch_size` is the global batch, whatever the number of ranks.
 
-        Datasets are shuffled unless told otherwise; streams and events come in their order. Without `collate`
-        a batch of events is the list of them. With `workers` as many processes a rank load ahead.
+        A dataset is shuffled unless told otherwise. What has no length is read in its own order, and so are
+        events; without `collate` a batch of events is the list of them. With `workers` as many processes a
+        rank load ahead.
         """
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, not {batch_size}")
+        for what, value, least in (("batch_size", batch_size, 1), ("workers", workers, 0)):
+            if value < least:
+                raise ValueError(f"{what} must be at least {least}, not {value}")
         if isinstance(source, Events):
             from twinhull.train.events import EventLoader
 
             return EventLoader(handover.stream(self._job, source.name), batch_size, collate)
-        return Loader(source, batch_size, shuffle is not False, collate)
+        if isinstance(source, Sized):
+            return Loader(source, batch_size, shuffle is not False, collate, workers)
+        if shuffle or workers:
+            raise TwinhullError(
+                f"{type(source).__name__} has no length: it cannot be shuffled, nor loaded ahead by workers.",
+                hint="Shuffle where it is made, or give it __len__ and __getitem__.",
+            )
+        return IterableLoader(source, batch_size, collate or default_collate)
 
     def steps(
         self, loader: Source, epochs: int | None = None, *, most: int | None = None
@@ -246,6 +257,8 @@ class Run:
 
     def _leave(self) -> None:
         self._offsets = self._read()
+        if self._loop is not None:
+            self._loop.passing.close()
         self._number, self._loop = self._number + 1, None
         self._sow_between()
         self._books.between(self.step)
@@ -278,7 +291,7 @@ class Run:
         )
         return TwinhullError(
             f"the loss is not finite: found after step {self.step}; {good}",
-            hint="Lower the learning rate or mend the data; `nan: ignore` in the file goes on in spite of it.",
+            hint="Lower the learning rate or mend the data; with `nan: ignore` in the file it goes on.",
         )
 
     def _settle(self) -> None:
