@@ -212,7 +212,8 @@ class Generation:
         if first:
             rank, code = next(iter(first.items()))
             early = "before the training function had returned" if code == 0 else "and said nothing"
-            return "crash", Failure(self._step, f"rank {rank} left with exit {code} {early}", "")
+            step = self._records[rank].step  # its own: how far the others came meanwhile is chance
+            return "crash", Failure(step, f"rank {rank} left with exit {code} {early}", "")
         if peers and len(peers) == self._num_ranks:
             return "crash", failures.get(min(peers))
         return "rank", None  # somebody left without being seen: killed, as far as anybody knows

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -26,7 +26,8 @@ from twinhull.train.notice import Notice
 from twinhull.train.wire import now
 
 AGENT_S = 5.0  # for torchrun to say how its ranks left, once they are gone
-STACKS_S = 1.0
+STACKS_S = 1.0  # for ranks to say where they are
+_LONGEST = 1 << 14  # of a line that a rank prints and of a traceback: messages are bounded
 FINAL = frozenset({Phase.DONE, Phase.STOPPED, Phase.FAILED, Phase.PEER_LOST, Phase.REFUSED})
 
 
@@ -185,7 +186,7 @@ class LocalHost:
         records = live.read(self._folder)
         gone = frozenset(rank for rank, record in records.items() if not _lives(record))
         failures = {
-            rank: failure
+            rank: replace(failure, error=failure.error[:_LONGEST], traceback=failure.traceback[-_LONGEST:])
             for rank, record in records.items()
             if record.phase in FINAL and (failure := live.failure(self._folder, rank)) is not None
         }
@@ -267,7 +268,7 @@ class LocalHost:
     def _pump(self, stream: IO[bytes]) -> None:
         with stream:
             for line in stream:
-                self.say(line.decode(errors="replace").rstrip("\n"))
+                self.say(line[:_LONGEST].decode(errors="replace").rstrip("\n"))
 
 
 def _interfaces(address: str) -> dict[str, str]:

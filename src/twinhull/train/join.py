@@ -158,6 +158,8 @@ class Joined:
         host = self._host_for(welcome, sock.getsockname()[0], connection)
         while not host.is_warm and not self._asked_to_go and not connection.closed:
             time.sleep(TICK_S)
+        if connection.closed:
+            return None
         began = now()
         connection.send(Hello(self._options.name, self._life, host.num_ranks, host.endpoint()))
         log.info("joined", extra={"ranks": host.num_ranks, "run": welcome.directory})

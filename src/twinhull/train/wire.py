@@ -19,7 +19,7 @@ import msgspec
 from twinhull.errors import TwinhullError
 
 PROTOCOL = 1  # raise it whenever a message changes
-LONGEST = 1 << 20  # bytes of a frame; a traceback is cut long before
+LONGEST = 1 << 22  # bytes of a frame; lines and tracebacks are cut long before
 HANDSHAKE_S = 5.0
 SEND_S = 5.0  # a peer that takes nothing for so long is as good as gone
 _GREETING, _LENGTH = struct.Struct("!14sH"), struct.Struct("!I")
