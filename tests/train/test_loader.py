@@ -1,22 +1,18 @@
-"""Where batches come from: datasets, iterables, and processes that load ahead."""
+"""Where batches come from: datasets, and what can only be read from its beginning to its end."""
 
-import os
 import random
-import signal
 from collections.abc import Iterator
 from itertools import count
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-import psutil
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import IterableDataset, TensorDataset
 
 from twinhull.errors import CheckpointError, TwinhullError
-from twinhull.train.ahead import Batches, Ticket
+from twinhull.train.ahead import is_dataset
 from twinhull.train.group import Group
 from twinhull.train.iterable import IterableLoader
 from twinhull.train.loader import Loader, Source, Start
@@ -42,14 +38,25 @@ class Seeking(Lines):
         return iter(range(number, self.size))
 
 
-class Drawing:
-    """Its samples are random numbers of all three generators."""
+class Buffered:
+    """A stream that shuffles in a buffer, by the generator that a script would use."""
 
-    def __len__(self) -> int:
-        return 20
+    def __iter__(self) -> Iterator[int]:
+        buffer: list[int] = []
+        for number in range(40):
+            buffer.append(number)
+            if len(buffer) == 8:
+                yield buffer.pop(random.randrange(8))
+        while buffer:
+            yield buffer.pop(random.randrange(len(buffer)))
 
-    def __getitem__(self, index: int) -> tuple[int, float, float, float]:
-        return index, random.random(), float(np.random.rand()), float(torch.rand(()))
+
+class Broken:
+    """A stream that breaks off."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(5)
+        raise KeyError("no such picture")
 
 
 def trained(
@@ -100,6 +107,19 @@ def test_a_step_of_a_dataset_is_the_same_samples_however_many_ranks_there_are(
     assert trained(loader, worlds=worlds, full_size=4) == trained(loader, worlds=[1])
 
 
+@pytest.mark.parametrize(("size", "batch_size", "world"), [(0, 4, 2), (3, 8, 2), (5, 2, 4), (6, 1, 4)])
+def test_few_samples_are_trained_once_by_many_ranks(size: int, batch_size: int, world: int) -> None:
+    steps = trained(Loader(list(range(size)), batch_size, shuffle=True, collate=list), worlds=[world])
+    assert sorted(n for step in steps for n in step) == list(range(size))
+    assert len(steps) == -(-size // batch_size)
+
+
+def test_a_dataset_of_another_length_than_it_had_is_refused() -> None:
+    saved = Loader([1, 2, 3], 1, shuffle=True, collate=list).start(Start(Group(0, 1, CPU), 0, 1, None, {}))
+    with pytest.raises(CheckpointError, match="the dataset has 2 samples and had 3 when it was saved"):
+        Loader([1, 2], 1, True, list).start(Start(Group(0, 1, CPU), 0, 1, saved.state(), {}))
+
+
 def test_an_iterable_that_seeks_is_not_read_again() -> None:
     run = Run.alone()
     source = Seeking(100)
@@ -117,6 +137,58 @@ def test_an_iterable_that_has_become_shorter_than_what_was_trained_is_told_so() 
         IterableLoader(Lines(50), 10, list).start(start).fetch()
 
 
+def test_a_stream_that_draws_random_numbers_is_taken_up_as_if_it_had_gone_on() -> None:
+    changing = trained(IterableLoader(Buffered(), 6, list), worlds=[1, 2])
+    starting = Start(Group(0, 1, CPU), 0, 1, None, {})
+    going, undisturbed = IterableLoader(Buffered(), 6, list).start(starting), list[list[int]]()
+    while parts := going.fetch():
+        undisturbed.append(sorted(parts[0].batch))
+        going.advance()
+    assert changing == undisturbed
+    assert sorted(n for step in changing for n in step) == list(range(40))
+
+
+def test_an_error_of_a_stream_names_the_sample() -> None:
+    passing = IterableLoader(Broken(), 4, list).start(Start(Group(0, 1, CPU), 0, 1, None, {}))
+    assert passing.fetch() is not None
+    passing.advance()
+    with pytest.raises(KeyError, match="no such picture") as caught:
+        passing.fetch()
+    assert caught.value.__notes__ == ["It was raised for sample 5 of Broken."]
+
+
+def test_an_iterator_can_be_read_once_and_more_is_refused() -> None:
+    run = Run.alone()
+    assert list(run.steps(run.loader(iter(range(3)), batch_size=2, collate=list))) == [[0, 1], [2]]
+    with pytest.raises(TwinhullError, match="range_iterator can be read only once, and epoch 2 was to begin"):
+        list(run.steps(run.loader(iter(range(3)), batch_size=2, collate=list), epochs=2))
+
+
+def test_what_was_trained_of_an_epoch_that_is_over_is_not_trained_again() -> None:
+    start = Start(Group(0, 1, CPU), 0, 2, {"epoch": 0, "trained": 5}, {})
+    parts = IterableLoader(Lines(5), 5, list).start(start).fetch()
+    assert parts is not None
+    assert parts[0].batch == list(range(5))
+
+
+class Either(IterableDataset[int]):
+    """It has a length and, from PyTorch, a method for one sample; that one only raises."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+def test_a_dataset_gives_samples_by_number_and_an_iterable_of_pytorch_does_not() -> None:
+    assert is_dataset([1, 2])
+    assert is_dataset(TensorDataset(torch.zeros(2)))
+    assert not is_dataset(Either())
+    assert not is_dataset({1, 2})
+    assert not is_dataset(count())
+
+
 def test_an_endless_iterable_is_left_by_a_number_of_steps() -> None:
     run = Run.alone()
     batches = list(run.steps(run.loader(count(), batch_size=3, collate=list), most=4))
@@ -129,86 +201,3 @@ def test_what_has_no_length_is_not_shuffled_and_a_wish_for_it_is_refused() -> No
         run.loader(Lines(3), batch_size=1, shuffle=True)
     with pytest.raises(TwinhullError, match="nor loaded ahead"):
         run.loader(Lines(3), batch_size=1, workers=1)
-
-
-def drawn(workers: int) -> list[Any]:
-    run = Run.alone()
-    loader = run.loader(Drawing(), batch_size=4, collate=list, workers=workers)
-    return [(batch, float(torch.rand(()))) for batch in run.steps(loader, epochs=2)]
-
-
-def test_random_numbers_of_samples_and_steps_do_not_depend_on_who_loads() -> None:
-    assert drawn(workers=2) == drawn(workers=0)
-
-
-def children() -> list[psutil.Process]:
-    return [one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]
-
-
-def test_workers_end_with_their_loop_however_it_ends() -> None:
-    before = len(children())
-    run = Run.alone()
-    loader = run.loader(Drawing(), batch_size=4, collate=list, workers=1)
-    for _ in range(3):
-        for _ in run.steps(loader):
-            assert len(children()) == before + 1
-            break
-        list(run.steps(loader))
-    assert len(children()) == before
-
-
-def test_a_signal_to_stop_leaves_the_workers_at_work() -> None:
-    run = Run.alone()
-    loader = run.loader(Drawing(), batch_size=4, collate=list, workers=1)
-    seen: list[int] = []
-    for batch in run.steps(loader):
-        for child in children():
-            child.send_signal(signal.SIGTERM)
-        seen += [sample[0] for sample in batch]
-    assert sorted(seen) == list(range(20))
-
-
-def test_a_killed_worker_is_an_error_and_no_hang() -> None:
-    run = Run.alone()
-    loader = run.loader(Drawing(), batch_size=1, collate=list, workers=1)
-    with pytest.raises(RuntimeError, match="exited unexpectedly|killed by signal"):
-        for _ in run.steps(loader):
-            for child in children():
-                os.kill(child.pid, signal.SIGKILL)
-
-
-class Broken:
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> int:
-        if index == 3:
-            raise KeyError("no such picture")
-        return index
-
-
-def test_a_sample_that_raises_is_named() -> None:
-    with pytest.raises(KeyError, match="no such picture") as caught:
-        list(map(Batches(Broken(), list).__getitem__, [Ticket(0, [0, 1]), Ticket(0, [2, 3])]))
-    assert caught.value.__notes__ == ["It was raised for sample 3 of Broken."]
-    run = Run.alone()
-    with pytest.raises(KeyError, match="It was raised for sample 3 of Broken"):
-        list(run.steps(run.loader(Broken(), batch_size=2, collate=list, workers=1)))
-
-
-def test_a_run_that_was_stopped_while_workers_were_ahead_goes_on_where_training_was(tmp_path: Path) -> None:
-    def life(*, leave_at: int | None = None) -> list[int]:
-        run, seen = Run.alone(directory=tmp_path), list[int]()
-        loader = run.loader(list(range(40)), batch_size=4, collate=list, workers=2)
-        for numbers in run.steps(loader):
-            seen.extend(numbers)
-            if run.step == leave_at:
-                run.ask_to_stop()
-        return seen
-
-    with pytest.raises(SystemExit):
-        life(leave_at=3)
-    rest = life()
-    whole = [n for step in trained(Loader(list(range(40)), 4, True, list), worlds=[1]) for n in step]
-    assert len(rest) == 24
-    assert sorted(rest) == sorted(whole[16:])

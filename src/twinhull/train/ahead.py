@@ -1,20 +1,23 @@
 """Samples into batches, here or in processes that load ahead: the same numbers are drawn either way."""
 
 import atexit
+import pickle
 import signal
-from collections.abc import Callable, Iterable, Iterator
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import torch
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from twinhull import processes
 from twinhull.train.sowing import sow
 
-_MOST_NAMED = 8
 Collate = Callable[[Any], Any]  # Any: samples and batches are the user's own
+_MOST_NAMED = 8
 
 
 class Dataset(Protocol):
@@ -25,6 +28,18 @@ class Dataset(Protocol):
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Any: ...
+
+
+def is_dataset(source: object) -> TypeGuard[Dataset]:
+    """Whether it gives a sample by its number, rather than all in a row.
+
+    PyTorch's `IterableDataset` may have both methods and means neither.
+    """
+    return (
+        isinstance(source, Sized)
+        and hasattr(source, "__getitem__")
+        and not isinstance(source, IterableDataset)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +59,7 @@ class Batches:
 
     def __getitem__(self, ticket: Ticket) -> Any:  # Any: the user's own
         sow(ticket.seed)
-        samples = self._fetch(ticket.numbers)
+        samples = self._samples(ticket.numbers)
         if self._collate is not None:
             return self._collate(samples)
         return default_collate(samples) if isinstance(samples, list) else samples
@@ -54,23 +69,9 @@ class Batches:
 
         The processes end with the iterator, and with this process however it ends.
         """
-        if workers == 0:
-            return map(self.__getitem__, tickets)
-        given: Any = self  # Any: PyTorch wants its own Dataset class and has a use for two of its methods
-        sampler: Any = tickets
-        return _loaded(
-            DataLoader(
-                given,
-                batch_size=None,  # a ticket is a whole batch
-                sampler=sampler,
-                num_workers=workers,
-                collate_fn=_as_it_is,
-                worker_init_fn=_begin_worker,
-                pin_memory=torch.accelerator.is_available(),
-            )
-        )
+        return map(self.__getitem__, tickets) if workers == 0 else _loaded(self, tickets, workers)
 
-    def _fetch(self, numbers: list[int]) -> Any:  # Any: as above
+    def _samples(self, numbers: list[int]) -> Any:  # Any: as above
         asked = numbers
         try:
             if self._many is not None:
@@ -90,6 +91,46 @@ def _named(numbers: list[int]) -> str:
     return f"sample{'s' * (len(numbers) > 1)} {shown}{', ...' * (len(numbers) > _MOST_NAMED)}"
 
 
+def _loaded(batches: Batches, tickets: Iterable[Ticket], workers: int) -> Iterator[Any]:  # Any: as above
+    """The batches as processes load them. These start with the first batch and end with this iterator."""
+    given: Any = _Remote(batches)  # Any: PyTorch wants its own classes and has a use for two methods of them
+    sampler: Any = tickets
+    loader = DataLoader(
+        given,
+        batch_size=None,  # a ticket is a whole batch
+        sampler=sampler,
+        num_workers=workers,
+        collate_fn=_as_it_is,
+        worker_init_fn=_begin_worker,
+        pin_memory=torch.cuda.is_available(),
+        # Nothing has to be pickled, and the dataset is shared. A worker never touches the GPU.
+        multiprocessing_context="fork" if sys.platform == "linux" else None,
+    )
+    loading: Any = iter(loader)  # Any: the one way to end it at once is not public
+    end = partial(_end, loading)
+    atexit.register(end)  # an error's traceback may keep this iterator alive until then
+    try:
+        for batch in loading:
+            if isinstance(batch, _Raised):
+                raise batch.error from RuntimeError(batch.told)
+            yield batch
+    finally:
+        atexit.unregister(end)
+        end()
+
+
+def _end(loading: Any) -> None:  # Any: as above
+    """End the processes, also those that are busy.
+
+    At exit `multiprocessing` would send them SIGTERM, which they ignore, and wait for ever. PyTorch must know
+    first: to it a worker that is killed is an error, which it raises wherever the rank happens to be.
+    """
+    loading._shutdown_workers()
+    for worker in loading._workers:
+        worker.kill()
+        worker.join()
+
+
 def _as_it_is(batch: Any) -> Any:  # Any: the user's own
     return batch
 
@@ -101,25 +142,33 @@ def _begin_worker(_number: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _loaded(loader: DataLoader[Any]) -> Iterator[Any]:  # Any: the user's own
-    """What the loader's processes load. They start with the first batch and end with this iterator."""
-    batches: Any = iter(loader)  # Any: the one way to end it at once is not public
-    end = partial(_end, batches)
-    atexit.register(end)  # an error's traceback may keep this alive until then
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    """An error on its way from a process that loads, and its traceback there."""
+
+    error: Exception
+    told: str
+
+
+class _Remote:
+    """The batches with errors sent rather than raised: PyTorch would give them another message."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+
+    def __getitem__(self, ticket: Ticket) -> Any:  # Any: the user's own
+        try:
+            return self._batches[ticket]
+        except Exception as error:
+            return _Raised(_portable(error), "\n" + "".join(traceback.format_exception(error)))
+
+
+def _portable(error: Exception) -> Exception:
+    """The error, or what is left of one that cannot travel between processes."""
     try:
-        yield from batches
-    finally:
-        atexit.unregister(end)
-        end()
-
-
-def _end(batches: Any) -> None:  # Any: as above
-    """End the processes, also those that are busy.
-
-    At exit `multiprocessing` would send them SIGTERM, which they ignore, and wait for ever. PyTorch must know
-    first: to it a worker that is killed is an error, which it raises wherever the rank happens to be.
-    """
-    batches._shutdown_workers()
-    for worker in batches._workers:
-        worker.kill()
-        worker.join()
+        return pickle.loads(pickle.dumps(error))  # noqa: S301  our own bytes
+    except Exception:  # whatever the user's class does when it is made again
+        plain = RuntimeError(f"{type(error).__name__}: {error}")
+        for note in getattr(error, "__notes__", ()):
+            plain.add_note(note)
+        return plain

@@ -96,6 +96,9 @@ class EventPass:
         whole = -(-(self._end.index - self._begin.index) // size)
         return max(0, self._epochs - self._epoch - 1) * whole + -(-(self._end.index - self._at.index) // size)
 
+    def close(self) -> None:
+        """Nothing is kept open."""
+
     def _read(self) -> tuple[list[Any], Offset]:
         limit = min(self._loader.batch_size, self._end.index - self._at.index)
         read: Any = None

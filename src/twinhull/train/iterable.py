@@ -5,13 +5,14 @@ samples trained, so another number of ranks can go on from it.
 """
 
 import logging
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from twinhull.errors import CheckpointError
+from twinhull.errors import CheckpointError, TwinhullError
 from twinhull.train.ahead import Collate
 from twinhull.train.loader import Part, Start
 from twinhull.train.sowing import data_seed, sow
@@ -57,13 +58,13 @@ class IterablePass:
         while self._next is None and self._epoch < self._at.epochs:
             if self._samples is None:
                 self._samples = self._from(self._trained)
-            sow(data_seed(self._at.seed, self._epoch, self._trained))
-            samples = list(islice(self._samples, self._loader.batch_size))
+            samples = self._take(self._samples, self._trained, self._loader.batch_size)
             if samples:
                 self._size = len(samples)
                 parts = self._at.split(len(samples), self._loader.batch_size)
                 self._next = [Part(self._loader.collate(samples[mine]), share) for mine, share in parts]
             elif self._trained == 0:  # nothing in it: another epoch would have nothing either
+                self._refuse_second_reading()
                 return None
             else:
                 self._epoch, self._trained, self._samples = self._epoch + 1, 0, None
@@ -89,14 +90,45 @@ class IterablePass:
         source: Any = self._loader.source  # Any: it may have `start_at`
         if number and hasattr(source, "start_at"):
             return iter(source.start_at(number))
-        samples, began = iter(source), time.monotonic()
-        skipped = sum(1 for _ in islice(samples, number))
-        if skipped < number:
-            raise CheckpointError(
-                f"{type(source).__name__} has {skipped} samples, and {number} of this epoch were trained.",
-                hint="Put the old data back, or begin again in a new run directory.",
-            )
-        if (took_s := time.monotonic() - began) > _SLOW_S:
-            facts = {"samples": number, "took_s": round(took_s, 1)}
-            log.info("skipped what was trained; start_at(number) would be quicker", extra=facts)
+        sow(data_seed(self._at.seed, self._epoch, 0))
+        samples = iter(source)
+        self._skip(samples, number)
         return samples
+
+    def _skip(self, samples: Iterator[Any], number: int) -> None:
+        """Read what is trained, batch by batch as it was read before: it may draw random numbers."""
+        size, tell_at = self._loader.batch_size, time.monotonic() + _SLOW_S
+        for first in range(0, number, size):
+            wanted = min(size, number - first)
+            if (found := len(self._take(samples, first, wanted))) < wanted:
+                raise CheckpointError(
+                    f"{self._name} has {first + found} samples, and {number} of this epoch were trained.",
+                    hint="Put the old data back, or begin again in a new run directory.",
+                )
+            if time.monotonic() > tell_at:
+                facts = {"source": self._name, "skipped": first + found, "samples": number}
+                log.info("skipping what is trained; start_at(number) would be quicker", extra=facts)
+                tell_at = math.inf
+
+    def _take(self, samples: Iterator[Any], first: int, wanted: int) -> list[Any]:
+        """The next samples, as many as wanted and there; `first` is the number of the first one."""
+        sow(data_seed(self._at.seed, self._epoch, first))
+        taken: list[Any] = []
+        try:
+            taken.extend(islice(samples, wanted))
+        except Exception as error:
+            error.add_note(f"It was raised for sample {first + len(taken)} of {self._name}.")
+            raise
+        return taken
+
+    def _refuse_second_reading(self) -> None:
+        """What is its own iterator is used up after an epoch; a loop that is shorter than asked says so."""
+        if self._epoch and isinstance(self._loader.source, Iterator):
+            raise TwinhullError(
+                f"{self._name} can be read only once, and epoch {self._epoch + 1} was to begin.",
+                hint="Give an object whose __iter__ begins anew, or ask for one epoch.",
+            )
+
+    @property
+    def _name(self) -> str:
+        return type(self._loader.source).__name__
