@@ -6,6 +6,7 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
+_NUMBER = (float, int)
 _MOST = 256  # losses of a device that are kept before they are folded into one
 
 
@@ -22,7 +23,7 @@ class Finite:
 
     def take(self, loss: Any) -> None:  # Any: a number, or a tensor of one on a device
         """One more loss."""
-        if isinstance(loss, float | int):
+        if isinstance(loss, _NUMBER):
             self._found = self._found or not math.isfinite(loss)
         elif not self._told:
             self._unread.append(loss)

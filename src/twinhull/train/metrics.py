@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
 MOST_BYTES = 64 << 20  # then the file becomes NAME.1.jsonl, in place of an older one, and a new one begins
+_PLAIN = (float, int, str)
 _MOST_STEPS = 4096  # kept unwritten: their tensors take memory of the device
 
 
@@ -82,9 +83,11 @@ def _read(steps: list[dict[str, Any]]) -> None:  # Any: as above
     tensors: dict[Any, list[tuple[dict[str, Any], str]]] = defaultdict(list)  # Any: a torch.device
     for step in steps:
         for name, value in step.items():
+            if isinstance(value, _PLAIN):
+                continue
             if hasattr(value, "device") and hasattr(value, "detach"):
                 tensors[value.device].append((step, name))
-            elif not isinstance(value, float | int | str):
+            else:
                 step[name] = float(value)  # of numpy, say
     for places in tensors.values():
         import torch
