@@ -22,7 +22,7 @@ def of(model: nn.Module) -> list[nn.Module]:
     """
     if callable(stated := getattr(model, "sharded_blocks", None)):
         return list(stated())
-    names: list[str] | None = getattr(model, "_no_split_modules", None)
+    names: Any = getattr(model, "_no_split_modules", None)  # Any: a list or a set
     if names:
         return [module for module in model.modules() if type(module).__name__ in names]
     return list(_repeated(model))

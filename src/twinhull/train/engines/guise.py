@@ -21,10 +21,17 @@ def give(thing: Any, methods: dict[str, Method]) -> None:  # Any: an object of a
     def reduce(self: object, protocol: int) -> tuple[object, ...]:
         made: Any = kind.__reduce_ex__(self, protocol)  # Any: as pickle has it
         make, arguments, *rest = made
-        return make, tuple(kind if one is type(self) else one for one in arguments), *rest
+        if make.__name__ != "__newobj__":  # copyreg's
+            return made
+        return _remade, (kind, *arguments[1:]), *rest
 
     named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     thing.__class__ = type(kind.__name__, (kind,), {**named, "__reduce_ex__": reduce, **methods})
+
+
+def _remade(kind: type[Any], *arguments: object) -> object:  # Any: the user's class
+    """What `copyreg.__newobj__` does, which pickle allows for an object's own class only."""
+    return kind.__new__(kind, *arguments)
 
 
 def ways_in(model: nn.Module) -> Iterator[str]:

@@ -1,7 +1,6 @@
 """How do ranks that each hold the whole model train it? One of them alone, or several by DDP."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -21,34 +20,25 @@ from twinhull.train.job import Job
 from twinhull.train.pace import Pace
 
 
-class _Entry(nn.Module):
-    """Lets any method of a model be called through DDP, which knows only `forward`."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(
-        self, method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:  # Any: the user's
-        return method(*args, **kwargs)
-
-
 class Replicated:
     """One rank, or several that each hold the whole model.
 
     The gradient that the optimizer sees is the sum over ranks and micro-batches of share times gradient.
-    Between ranks the shares come in while gradients are added up, after the last micro-batch; what was
-    accumulated until then is kept in units of the share of the micro-batch under way.
+    Between ranks the shares come in when gradients are added up: in the last backward pass of a step;
+    what was accumulated until then is kept in units of the share of the micro-batch under way.
+
+    DDP adds up, in buckets, while the backward pass goes on. Its own call is not used: it is made ready for a
+    backward pass here, so it matters neither which part of the model a loss came from nor how many there are.
     """
 
     def __init__(self, job: Job, group: Group, pace: Pace) -> None:
         self._job, self._group, self._pace = job, group, pace
         self._updates = Updates(pace)
-        self._replicas: list[DistributedDataParallel] = []
+        self._ddps: list[DistributedDataParallel] = []
         self._trained: list[nn.Parameter] = []
         self._alike: list[torch.Tensor] = []
         self._weighting: list[RemovableHandle] = []
+        self._added_up: set[int] = set()
         self.on_local_gradients: Callable[[], None] | None = None
         pace.before_update.append(self._check_all_reduced)
 
@@ -60,8 +50,8 @@ class Replicated:
         self._trained += [p for p in model.parameters() if p.requires_grad]
         if self._group.world_size > 1:
             self._replicate(model)
-        elif self._job.precision == "bf16":
-            route(model, self._directly)
+        if self._job.precision == "bf16":
+            route(model, self._in_low_precision)
         return model
 
     def optimizer(self, optimizer: Any) -> Any:  # Any: the user's own
@@ -71,13 +61,17 @@ class Replicated:
     def begin(self) -> None:
         """Before each micro-batch: all ranks get rank 0's buffers, and what is accumulated its weight."""
         self._updates.begin()
+        self._added_up.clear()
         if self._pace.is_first:
             align(self._alike)
             self._weigh_no_more()
         else:
             self._weigh()
-        for replica in self._replicas:
-            replica.require_backward_grad_sync = self._pace.is_last
+        for ddp in self._ddps:
+            ddp.reducer._reset_state()
+            ddp.reducer._rebuild_buckets()  # once, in the order of the first backward pass
+            if self._pace.is_last:
+                ddp.reducer.prepare_for_backward([])
 
     def full_state(self, model: nn.Module) -> dict[str, torch.Tensor]:
         """The whole state on rank 0."""
@@ -92,54 +86,53 @@ class Replicated:
         return nn.utils.clip_grad_norm_(model.parameters(), max_norm)
 
     def _replicate(self, model: nn.Module) -> None:
+        """Give all ranks rank 0's model, and let DDP add up their gradients."""
         self._alike += kept_buffers(model)
         if not any(p.requires_grad for p in model.parameters()):
             align([*model.parameters(), *model.buffers()])
-            route(model, self._directly)
             return
-        # Buffers are aligned in `begin`, which all ranks call; the model may be asked by some of them alone.
-        replica = DistributedDataParallel(
-            _Entry(model), forward_sync_buffers=False, gradient_as_bucket_view=True
-        )
-        replica.register_comm_hook(None, self._sum_by_share)
-        self._replicas.append(replica)
+        ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        ddp.register_comm_hook(ddp.reducer, self._sum_by_share)
+        self._ddps.append(ddp)
 
-        def through(
-            method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]
-        ) -> Any:  # Any: the user's own
-            with self._precision():
-                return replica(method, args, kwargs) if torch.is_grad_enabled() else method(*args, **kwargs)
-
-        route(model, through)
-
-    def _directly(
+    def _in_low_precision(
         self, method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:  # Any: the user's
-        with self._precision():
+    ) -> Any:  # Any: the user's own
+        with torch.autocast(self._group.device.type, torch.bfloat16):
             return method(*args, **kwargs)
 
-    def _precision(self) -> AbstractContextManager[object]:
-        if self._job.precision == "bf16":
-            return torch.autocast(self._group.device.type, torch.bfloat16)
-        return nullcontext()
-
-    def _sum_by_share(self, _: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _sum_by_share(
+        self, reducer: dist.Reducer, bucket: dist.GradBucket
+    ) -> torch.futures.Future[torch.Tensor]:
         """Add up the gradients of all ranks, each weighted by its share of the samples.
 
         A plain mean over ranks would be wrong whenever the ranks hold unequal parts, as they do at an epoch's
         end.
         """
-        if bucket.index() == 0 and self.on_local_gradients is not None:
-            self.on_local_gradients()
+        if bucket.index() == 0:
+            self._check_weight(reducer)
+            if self.on_local_gradients is not None:
+                self.on_local_gradients()
+        if bucket.is_last():
+            _at_end_of_backward(partial(reducer.prepare_for_backward, []))  # there may be one more
         weighted = bucket.buffer().mul_(self._pace.share)
         work: Any = dist.all_reduce(weighted, async_op=True)  # Any: it has no stub for get_future
         future: torch.futures.Future[list[torch.Tensor]] = work.get_future()
         return future.then(lambda done: done.value()[0])
 
+    def _check_weight(self, reducer: dist.Reducer) -> None:
+        """What was added up before is weighted once more: that is right if the shares of this pass make 1."""
+        if id(reducer) in self._added_up and not self._pace.is_first:
+            raise TwinhullError(
+                "a second backward pass in one micro-batch: what was accumulated would lose its weight.",
+                hint="Add the losses up and call backward() once, or take a step's samples at once.",
+            )
+        self._added_up.add(id(reducer))
+
     def _weigh(self) -> None:
         """What is accumulated is worth `previous` a sample, what comes will be worth `share`."""
         pace = self._pace
-        is_alone_and_last = pace.is_last and not self._replicas
+        is_alone_and_last = pace.is_last and not self._ddps
         unit = 1.0 if is_alone_and_last else pace.share
         if pace.previous == 0:
             for parameter in self._trained:
@@ -158,18 +151,23 @@ class Replicated:
 
     def _check_all_reduced(self) -> None:
         """Before gradients are used: each must have come in, or ranks would drift apart."""
-        for replica in self._replicas:
+        for ddp in self._ddps:
             try:
-                replica.reducer._rebuild_buckets()  # what the next forward pass would do, and it checks that
+                ddp.reducer._check_reducer_finalized()
             except RuntimeError as error:
-                raise _without_gradient(replica) from error
+                raise _without_gradient(ddp.module) from error
 
 
-def _without_gradient(replica: DistributedDataParallel) -> TwinhullError:
-    entry: _Entry = replica.module
-    names = [name for name, p in entry.model.named_parameters() if p.requires_grad and p.grad is None]
+def _at_end_of_backward(call: Callable[[], None]) -> None:
+    """Call it when DDP, too, has finished this backward pass: its own last call is queued after the hook."""
+    engine: Any = torch.autograd.Variable._execution_engine  # Any: it has no stub
+    engine.queue_callback(lambda: engine.queue_callback(call))
+
+
+def _without_gradient(model: nn.Module) -> TwinhullError:
+    names = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return TwinhullError(
-        f"{type(entry.model).__name__} has parameters without a gradient in this step: {shown}.",
+        f"{type(model).__name__} has parameters without a gradient in this step: {shown}.",
         hint="Freeze them (requires_grad_(False)) or let them take part in the loss; `fsdp` does without.",
     )
