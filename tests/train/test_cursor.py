@@ -26,6 +26,8 @@ def test_each_sample_comes_once_an_epoch_however_the_number_of_ranks_changes(
         for of_rank in parts:
             assert all(len(batch[mine]) <= most for mine, _ in of_rank)
             assert sorted(share > 0 for _, share in of_rank) == [share > 0 for _, share in of_rank]
+            sizes = [len(batch[mine]) for mine, share in of_rank if share]
+            assert not sizes or max(sizes) - min(sizes) <= 1
             seen += [int(i) for mine, share in of_rank if share for i in batch[mine]]
         cursor, step = advance(cursor, batch_size), step + 1
     assert sorted(seen) == list(range(size))

@@ -5,7 +5,7 @@ each sample of an epoch exactly once: a rank takes every `world_size`-th sample 
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,8 +58,8 @@ def advance(cursor: Cursor, batch_size: int) -> Cursor:
     """The position after the global batch at the cursor; the last batch of an epoch is the shorter rest."""
     consumed = cursor.consumed + batch_size
     if consumed < cursor.size:
-        return replace(cursor, consumed=consumed)
-    return replace(cursor, epoch=cursor.epoch + 1, consumed=0)
+        return Cursor(cursor.size, cursor.seed, cursor.epoch, consumed)
+    return Cursor(cursor.size, cursor.seed, cursor.epoch + 1)
 
 
 def batches_left(cursor: Cursor, batch_size: int, epochs: int) -> int:

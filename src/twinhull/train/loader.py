@@ -107,10 +107,11 @@ class Loader:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What one rank loads for one step: a ticket for each micro-batch, and the shares."""
+    """What one rank loads for one step: a ticket for each micro-batch, the shares, and the position after."""
 
     tickets: list[Ticket]
     shares: list[float]
+    after: Cursor
 
 
 class DatasetPass:
@@ -126,6 +127,7 @@ class DatasetPass:
         tickets = (ticket for step in again for ticket in step.tickets)
         self._batches = Batches(loader.dataset, loader.collate).ahead(tickets, loader.workers)
         self._next: list[Part] | None = None
+        self._after = begin  # the position when `_next` is trained
 
     @property
     def offset(self) -> None:
@@ -136,11 +138,12 @@ class DatasetPass:
         """This rank's micro-batches of the batch at the cursor."""
         if self._next is None and (step := next(self._plans, None)) is not None:
             self._next = [Part(next(self._batches), share) for share in step.shares]
+            self._after = step.after
         return self._next
 
     def advance(self) -> None:
         """The batch was trained."""
-        self._cursor, self._next = cursors.advance(self._cursor, self._loader.batch_size), None
+        self._cursor, self._next = self._after, None
 
     def state(self) -> dict[str, Any]:
         """The cursor."""
@@ -163,8 +166,9 @@ def _plan(loader: Loader, at: Start, cursor: Cursor) -> Iterator[_Step]:
             order, epoch = cursors.order(cursor, shuffle=loader.shuffle), cursor.epoch
         batch = order[cursor.consumed : cursor.consumed + loader.batch_size]
         parts = at.split(len(batch), loader.batch_size)
-        yield _Step([_ticket(cursor, batch, mine) for mine, _ in parts], [share for _, share in parts])
+        tickets = [_ticket(cursor, batch, mine) for mine, _ in parts]
         cursor = cursors.advance(cursor, loader.batch_size)
+        yield _Step(tickets, [share for _, share in parts], cursor)
 
 
 def _ticket(cursor: Cursor, batch: Indices, mine: slice) -> Ticket:
