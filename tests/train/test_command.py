@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -22,6 +24,7 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(60)]
 
 SCRIPTS = Path(__file__).parent / "apps" / "scripts"
 KILLS = int(os.environ.get("KILLS", "2"))  # a start of a trainer costs 6 s of processor time
+STEPS = 20 + 20 * KILLS
 PLAIN = f"python {SCRIPTS / 'plain.py'} --into {{checkpoints}} --resume {{checkpoint}}"
 
 
@@ -165,8 +168,7 @@ def test_what_the_script_was_writing_when_it_died_is_moved_aside_unless_it_shows
 
 def test_a_checkpoint_with_a_flipped_byte_is_never_given_to_the_script(start: Start, tmp_path: Path) -> None:
     one = start(OBEYS="1", AT="12:hang")
-    one.until(lambda: any("step 12" in line or "from 0" in line for line in one.said))
-    one.until(lambda: (tmp_path / "run/checkpoints/fit/cycle-1/.befallen").exists())
+    one.until((tmp_path / "run/checkpoints/fit/cycle-1/.befallen").exists)
     one.process.terminate()
     assert one.ends() == 75
     newest = tmp_path / "run/checkpoints/fit/cycle-1/state-10.json"
@@ -255,8 +257,69 @@ def test_each_cycle_begins_anew_and_publishes_once(start: Start, tmp_path: Path)
     assert made[:2] == [1, 2]
 
 
+def test_a_rank_that_outlives_another_is_ended_long_before_torchrun_would(start: Start) -> None:
+    one = start(f"torchrun --nproc-per-node {{ranks}} {SCRIPTS / 'deaf_peer.py'} {{checkpoints}}")
+    assert one.ends() == 0, (one.lines, one.said)
+    assert [line["ranks"] for line in one.events("generation started")] == [2, 2]
+    assert one.causes() == ["rank", "done"]
+    assert len(one.events("laggards are ended")) == 1
+    assert one.events("generation ended")[0]["lived_s"] < 30  # torchrun's own wait
+
+
 def test_a_program_that_is_not_there_is_the_users_to_mend(start: Start) -> None:
     one = start("toorchrun --resume {checkpoint} train.py")
     assert one.ends() == 2
     assert one.lines[-1]["event"].startswith("the program toorchrun of the command is not found")
     assert "begin with python or torchrun" in one.lines[-1]["event"]
+
+
+def is_saving(root: Path) -> bool:
+    """Whether a trainer is in the middle of a checkpoint: the directory is there and not complete."""
+    found = root.glob("checkpoint-*")
+    return any(not (path / "trainer_state.json").exists() for path in found if path.name[-1].isdecimal())
+
+
+def shake(one: Commanded, script: str, kills: int, seed: int) -> None:
+    """Kill the process that trains, at random moments and, where it can be seen, while it saves."""
+    chance, root = random.Random(seed), one.run / "checkpoints" / "fit" / "cycle-1"
+
+    def names() -> set[str]:
+        return {path.name for path in root.iterdir() if not path.name.endswith(".torn")}
+
+    for kill in range(1, kills + 1):
+        one.until(lambda kill=kill: len(one.events("generation started")) == kill, 120)
+        before = names()
+        one.until(lambda before=before: names() - before, 120)
+        due = time.monotonic() + chance.random()
+        one.until(lambda due=due: time.monotonic() > due or (chance.random() < 0.5 and is_saving(root)), 120)
+        for process in one.family():
+            if f"{script}.py" in " ".join(process.cmdline()[:4]):
+                process.kill()
+        one.until(lambda kill=kill: len(one.events("generation ended")) == kill, 120)
+
+
+@pytest.mark.timeout(60 + 60 * KILLS)
+@pytest.mark.parametrize(
+    ("script", "words", "end"),
+    [
+        ("hf_trainer", f"python {{}} --steps {STEPS}", f"{STEPS}/{STEPS}"),
+        ("lightning_fit", f"torchrun --nproc-per-node 1 {{}} --epochs {STEPS // 5}", f"step {STEPS}"),
+    ],
+)
+def test_a_trainer_of_others_survives_every_kill_with_the_weights_of_the_calm_run(
+    start: Start, tmp_path: Path, script: str, words: str, end: str
+) -> None:
+    words = words.format(f"{SCRIPTS / script}.py {{checkpoints}} out --resume {{checkpoint}}")
+    for name in ("calm", "shaken"):
+        (tmp_path / name / "out").mkdir(parents=True)
+    calm = start(words, publish="out", root=tmp_path / "calm")
+    shaken = start(words + " --pause 0.1", publish="out", root=tmp_path / "shaken")
+    shake(shaken, script, KILLS, seed=3)
+    assert shaken.ends(120) == 0, (shaken.lines, shaken.said[-40:])
+    assert calm.ends(60) == 0
+    assert shaken.causes() == ["rank"] * KILLS + ["done"]
+    assert any(end in line for line in shaken.said)
+    expected, found = weights(tmp_path / "calm" / "run")[1], weights(tmp_path / "shaken" / "run")[1]
+    assert expected.keys() == found.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(value, found[name], name)

@@ -62,7 +62,9 @@ def _workload(component: JsonSchema, role: str, inside: tuple[str, ...] = ()) ->
     work: JsonSchema = said["run"]
     if inside:
         keys = {key: said[key] for key in ("run", *inside)}
-        work = {"anyOf": [work, {"type": "object", "properties": keys, "additionalProperties": False}]}
+        spelled_out = {"type": "object", "properties": keys, "additionalProperties": False}
+        described = "your function, as module:function; or {command, publish}, a script of your own"
+        work = {"anyOf": [work, spelled_out], "description": described}
     return {**component, "properties": {role: work, **fields}, "required": [role]}
 
 

@@ -7,7 +7,6 @@ failed for good, 2 the user can mend it, 75 stopped early.
 """
 
 import argparse
-import json
 import logging
 import os
 import shlex
@@ -15,21 +14,22 @@ import shutil
 import signal
 import sys
 import time
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
 from twinhull import logs, processes
 from twinhull.errors import TwinhullError
 from twinhull.handoff.registry import Registry
-from twinhull.rundir import RunDirectory, write_whole
+from twinhull.rundir import RunDirectory
 from twinhull.system import script as spelling
 from twinhull.train import fence, foreign, grace
+from twinhull.train.assignment import Command, Cycle, described
+from twinhull.train.entries import step_of
 from twinhull.train.notice import Notice
 from twinhull.train.restarts import Ended, History
 from twinhull.train.script import MARK, POLL_S, Outcome, Script, end_family
-from twinhull.train.seals import Checkpoints, step_of
+from twinhull.train.seals import Checkpoints
 
 DONE, FAILED, STOPPED = 0, 1, 75
 LOST = (  # against a function that is given a Run; said once, at the start
@@ -64,66 +64,6 @@ def main() -> int:
         return error.exit_code
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    """What the system says of one command. Times in seconds; `every_s` None: it runs once."""
-
-    name: str
-    system: str
-    run: RunDirectory
-    text: str
-    publish: str | None
-    every_s: float | None
-    hang_s: float
-    warning_s: float | None
-    walltime_s: float | None
-    notice: str
-    keep_versions: int | None
-
-
-def described(run: RunDirectory, name: str) -> Command:
-    """The command of a run directory's system. Raises TwinhullError."""
-    from twinhull.system.load import load
-    from twinhull.system.model import State, Train
-
-    system = load(run.system).system
-    train = system.components.get(name)
-    if not isinstance(train, Train) or train.command is None:
-        raise TwinhullError(f"the system has no train workload {name} with a command to run.")
-    registries = (c for c in system.components.values() if isinstance(c, State) and c.kind == "registry")
-    registry = next(registries, None)
-    return Command(name=name, system=system.name, run=run, text=train.command, publish=train.publish,
-                   every_s=train.every, hang_s=train.hang_timeout or 300.0, warning_s=train.warning,
-                   walltime_s=train.walltime, notice=train.notice or "",
-                   keep_versions=registry.keep if registry else None)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where the work stands: which cycle, since when, whether it is done; how many generations there were."""
-
-    cycle: int = 1
-    started: float = 0.0
-    done: bool = False
-    generation: int = 0
-
-    @classmethod
-    def read(cls, path: Path) -> "Place":
-        """What was written, or the beginning."""
-        with suppress(FileNotFoundError):
-            try:
-                return cls(**json.loads(path.read_text(encoding="utf-8")))
-            except (ValueError, TypeError) as error:
-                raise TwinhullError(
-                    f"{path} cannot be read: {error}.", hint="Remove it to begin the cycle again."
-                ) from error
-        return cls(started=time.time())
-
-    def write(self, path: Path) -> None:
-        """Replace what was written."""
-        write_whole(path, json.dumps(asdict(self)))
-
-
 class Launcher:
     """Runs the cycles of one command. States: in a cycle, between cycles, over."""
 
@@ -154,15 +94,15 @@ class Launcher:
     def _cycles(self) -> int:
         log.info("a command instead of a function: what is lost", extra={"lost": list(LOST)})
         while True:
-            place = Place.read(self._file)
-            if place.done:
+            cycle = Cycle.read(self._file)
+            if cycle.done:
                 if self._command.every_s is None:
                     return DONE
-                if not self._rest_until(place.started + self._command.every_s):
+                if not self._rest_until(cycle.started + self._command.every_s):
                     return DONE
-                place = Place(place.cycle + 1, time.time(), generation=place.generation)
-            place.write(self._file)
-            code = self._cycle(place.cycle)
+                cycle = Cycle(cycle.number + 1, time.time(), generation=cycle.generation)
+            cycle.write(self._file)
+            code = self._cycle(cycle.number)
             if code != DONE:
                 return code
 
@@ -198,13 +138,13 @@ class Launcher:
 
     def _generation(self, checkpoints: Checkpoints) -> tuple[Outcome, int]:
         """How it ended, and at which step it began: that of the checkpoint it was given."""
-        place = Place.read(self._file)
-        place = replace(place, generation=place.generation + 1)
-        place.write(self._file)
+        cycle = Cycle.read(self._file)
+        cycle = replace(cycle, generation=cycle.generation + 1)
+        cycle.write(self._file)
         newest = checkpoints.newest()
         step = (newest and step_of(newest.name)) or 0
         ranks = {"ranks": self._num_ranks} if spelling.holds(self._command.text, "ranks") else {}
-        log.info("generation started", extra={"generation": place.generation, **ranks})
+        log.info("generation started", extra={"generation": cycle.generation, **ranks})
         if newest is not None:
             log.info("resumed", extra={"step": step, "checkpoint": newest.name})
         given = str(newest or "")
@@ -225,7 +165,7 @@ class Launcher:
                 Registry(self._command.run.registry), self._command.name, tensors, cycle=cycle,
                 keep=self._command.keep_versions, system=self._command.system,
             )  # fmt: skip
-        replace(Place.read(self._file), done=True).write(self._file)
+        replace(Cycle.read(self._file), done=True).write(self._file)
         log.info("cycle finished", extra={"cycle": cycle})
 
     def _explain(self, outcome: Outcome, step: int, history: History) -> None:
@@ -243,7 +183,7 @@ class Launcher:
         return spelling.words(self._command.text, values)
 
     def _directory_to_publish(self) -> Path | None:
-        """As the file says, below the directory of the user's code; else in the run directory, if asked for."""
+        """As the file says, below the directory of the user's code; else in the run directory if wanted."""
         said = self._command.publish
         if said is not None:
             return Path.cwd() / spelling.filled(said, {"run": str(self._command.run.root),

@@ -6,20 +6,17 @@ hashes of all its files, once
 - a newer entry stands beside it, or it has not changed for a while in which the script went on beating, or
   the script has ended well;
 - or, when the script was killed, each of its files shows by itself that it is whole (`whole.look`) and, for a
-  directory, they are the same files that the sealed one before it has.
+  directory, they are the same files that the sealed one before it has, or the one that comes last is there.
 
 What is found unsealed when the script is started again, and cannot be sealed so, is moved aside. Only what is
 sealed and whose hashes still hold is handed to the script.
 """
 
-import hashlib
 import json
 import logging
-import os
-import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -28,32 +25,26 @@ from pathlib import Path
 from twinhull.errors import CheckpointError
 from twinhull.rundir import write_whole
 from twinhull.train import whole
+from twinhull.train.entries import Entry, Files, entries, hashes, sha256, step_of
 
 FOLDER, TORN = ".twinhull", ".torn"
 AGAIN_S = 5.0  # until what looked broken is looked at again
 SETTLE_S = 5.0  # unchanged for so long while the script beats: it no longer writes there
-_FILES = {".ckpt", ".pt", ".pth"}
-_NUMBERED_FILES = {*_FILES, ".safetensors", ".npz", ".json", ".bin", ".pkl"}
 log = logging.getLogger(__name__)
-
-Signature = tuple[tuple[str, int, int, int], ...]  # of each file: name, inode, bytes, time of the last change
 
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """What an entry held when it was whole: of each file `bytes`, `sha256`, and when it was `changed`.
-
-    `order` counts the seals of a directory.
-    """
+    """What an entry held when it was whole. `order` counts the seals of a directory."""
 
     order: int
     step: int | None
-    files: Mapping[str, Mapping[str, str | int]]
+    files: Files
 
 
 @dataclass(slots=True)
 class _Seen:
-    signature: Signature
+    entry: Entry
     since: float  # by the monotonic clock
     sealed: bool  # or on its way to it
     again_at: float = 0.0  # when it may be tried again
@@ -76,25 +67,18 @@ class Checkpoints:
 
         `beat_at` is when the script last gave a sign of life, by the monotonic clock.
         """
-        now, found = time.monotonic(), {path.name: _signature(path) for path in entries(self.root)}
-        for name in self._seen.keys() - found.keys():
+        now, found = time.monotonic(), entries(self.root)
+        for name in self._seen.keys() - {entry.name for entry in found}:
             del self._seen[name]
             self._seal_of(name).unlink(missing_ok=True)
         changed = False
-        for name, signature in found.items():
-            seen = self._seen.get(name)
-            if seen is None or seen.signature != signature:
+        for entry in found:
+            seen = self._seen.get(entry.name)
+            if seen is None or seen.entry != entry:
                 changed = True
-                _warn_of_overwriting(name, seen, signature)
-                sealed = self._is_sealed(name, signature)
-                self._seen[name] = _Seen(signature, now, sealed=sealed)
-        newest = max((seen.since for seen in self._seen.values()), default=0.0)
-        for name, seen in self._seen.items():
-            settled = beat_at - seen.since >= SETTLE_S
-            is_due = (seen.since < newest or settled) and now >= seen.again_at and self._is_free(name)
-            if not seen.sealed and is_due:
-                seen.sealed = True
-                self._hashing[name] = self._thread.submit(self._seal_live, name, seen)
+                _warn_of_overwriting(seen, entry)
+                self._seen[entry.name] = _Seen(entry, now, sealed=self._is_sealed(entry))
+        self._seal_due(now, beat_at)
         return changed
 
     def settle(self, *, well: bool) -> None:
@@ -104,30 +88,33 @@ class Checkpoints:
         """
         wait(self._hashing.values())
         self._hashing.clear()
+        self._seen.clear()
         try:
-            for path in sorted(entries(self.root), key=_age):
-                signature = _signature(path)
-                if self._is_sealed(path.name, signature) or self._is_as_sealed(path, signature):
+            for entry in sorted(entries(self.root), key=lambda entry: entry.age):
+                if self._is_sealed(entry) or self._is_as_sealed(entry):
                     continue
-                if (well and not _is_broken(path, signature)) or self._shows_whole(path, signature):
-                    self._write_seal(path, signature)
+                if (well and not entry.is_broken()) or self._shows_whole(entry):
+                    self._write_seal(entry)
                 else:
-                    self._move_aside(path, "checkpoint torn")
+                    self._move_aside(entry, "checkpoint torn")
         except OSError as error:
             raise self._unsealable(error) from error
-        self._seen.clear()
 
     def newest(self) -> Path | None:
-        """The newest sealed checkpoint whose files are still as they were; those that are not move aside."""
-        sealed = [(seal.order, path) for path in entries(self.root) if (seal := self.seal(path.name))]
-        for _, path in sorted(sealed, reverse=True):
-            seal = self.seal(path.name)
-            try:
-                if seal is not None and _hashes(_hashed(path, _signature(path))) == _hashes(seal.files):
-                    return path
-                self._move_aside(path, "checkpoint damaged")
-            except OSError as error:
-                raise self._unsealable(error) from error
+        """The newest sealed checkpoint whose files are still as they were; those that are not move aside.
+
+        Raises CheckpointError.
+        """
+        sealed = [
+            (seal.order, seal, entry) for entry in entries(self.root) if (seal := self.seal(entry.name))
+        ]
+        try:
+            for _, seal, entry in sorted(sealed, key=lambda one: one[0], reverse=True):
+                if hashes(entry.hashed()) == hashes(seal.files):
+                    return entry.path
+                self._move_aside(entry, "checkpoint damaged")
+        except OSError as error:
+            raise self._unsealable(error) from error
         return None
 
     def seal(self, name: str) -> Seal | None:
@@ -141,76 +128,86 @@ class Checkpoints:
         """Hash no more."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _seal_live(self, name: str, seen: _Seen) -> None:
-        path = self.root / name
+    def _seal_due(self, now: float, beat_at: float) -> None:
+        newest = max((seen.since for seen in self._seen.values()), default=0.0)
+        for name, seen in self._seen.items():
+            is_over = seen.since < newest or beat_at - seen.since >= SETTLE_S
+            is_free = name not in self._hashing or self._hashing[name].done()
+            if not seen.sealed and is_over and is_free and now >= seen.again_at:
+                seen.sealed = True
+                self._hashing[name] = self._thread.submit(self._seal_live, seen)
+
+    def _seal_live(self, seen: _Seen) -> None:
         try:
-            if not _is_broken(path, seen.signature):
-                self._write_seal(path, seen.signature)
+            if not seen.entry.is_broken():
+                self._write_seal(seen.entry)
                 return
         except FileNotFoundError:  # the script has removed it meanwhile
             return
         except OSError as error:
-            log.warning("checkpoint not sealed", extra={"checkpoint": name, "reason": str(error)})
+            log.warning("checkpoint not sealed", extra={"checkpoint": seen.entry.name, "reason": str(error)})
         seen.sealed, seen.again_at = False, time.monotonic() + AGAIN_S
 
-    def _write_seal(self, path: Path, signature: Signature) -> None:
-        files = _hashed(path, signature)
-        if not files or _signature(path) != signature:
+    def _write_seal(self, entry: Entry) -> None:
+        files = entry.hashed()
+        if not files or Entry.look(entry.path) != entry:
             return  # it was changed under our hands
-        seal = Seal(self.count + 1, step_of(path.name), files)
-        write_whole(self._seal_of(path.name), json.dumps({"format": 1, **asdict(seal)}))
+        seal = Seal(self.count + 1, step_of(entry.name), files)
+        write_whole(self._seal_of(entry.name), json.dumps({"format": 1, **asdict(seal)}))
         self.count += 1
-        log.info("checkpoint saved", extra={"step": seal.step, "checkpoint": path.name})
+        log.info("checkpoint saved", extra={"step": seal.step, "checkpoint": entry.name})
 
-    def _is_sealed(self, name: str, signature: Signature) -> bool:
+    def _is_sealed(self, entry: Entry) -> bool:
         """Whether an entry has a seal and has not been written to since; its hashes are for `newest`."""
-        seal = self.seal(name)
+        seal = self.seal(entry.name)
         return seal is not None and {
-            file: (facts["bytes"], facts["changed"]) for file, facts in seal.files.items()
-        } == {file: (size, changed) for file, _, size, changed in signature}
+            name: (facts["bytes"], facts["changed"]) for name, facts in seal.files.items()
+        } == {file.name: (file.bytes, file.changed) for file in entry.files}
 
-    def _is_as_sealed(self, path: Path, signature: Signature) -> bool:
+    def _is_as_sealed(self, entry: Entry) -> bool:
         """Whether an entry that was written to, or copied, holds what was sealed; then it is sealed anew."""
-        seal = self.seal(path.name)
-        if seal is None or _hashes(seal.files) != _hashes(_hashed(path, signature)):
+        seal = self.seal(entry.name)
+        if seal is None or hashes(seal.files) != hashes(entry.hashed()):
             return False
-        self._write_seal(path, signature)
+        self._write_seal(entry)
         return True
 
-    def _shows_whole(self, path: Path, signature: Signature) -> bool:
+    def _shows_whole(self, entry: Entry) -> bool:
         """Whether an entry of a killed script proves itself."""
-        if not path.is_dir():
-            return whole.look(path) == "whole"
-        like = self._sealed_like(path.name)
-        if like is None or {name for name, *_ in signature} != set(like.files):
+        if not entry.is_directory:
+            return whole.look(entry.path) == "whole"
+        if entry.has_what_comes_last():
+            return not entry.is_broken()
+        like = self._sealed_like(entry)
+        if like is None or {file.name for file in entry.files} != set(like.files):
             return False
-        known = set(_hashes(like.files).values())
-        return all(
-            whole.look(path / name) == "whole" or _sha256(path / name) in known for name, *_ in signature
-        )
+        known = set(hashes(like.files).values())
+        places = [entry.place(file) for file in entry.files]
+        return all(whole.look(place) == "whole" or sha256(place) in known for place in places)
 
-    def _sealed_like(self, name: str) -> Seal | None:
+    def _sealed_like(self, entry: Entry) -> Seal | None:
         """The newest seal of an entry that is called the same but for its numbers."""
-        names = [path.name for path in entries(self.root) if path.name != name]
-        kin = (self.seal(other) for other in names if _kind(other) == _kind(name))
+        kin: Sequence[Seal | None] = [
+            self.seal(other.name)
+            for other in entries(self.root)
+            if other.kind == entry.kind and other.name != entry.name
+        ]
         return max(filter(None, kin), key=lambda seal: seal.order, default=None)
 
-    def _move_aside(self, path: Path, event: str) -> None:
+    def _move_aside(self, entry: Entry, event: str) -> None:
         """Out of the script's sight, but not lost; one at a time, or they would fill the disk."""
         for old in self.root.glob(f"*{TORN}"):
             shutil.rmtree(old) if old.is_dir() else old.unlink()
-        aside = path.with_name(path.name + TORN)
-        path.rename(aside)
-        self._seal_of(path.name).unlink(missing_ok=True)
-        log.warning(event, extra={"checkpoint": path.name, "moved_to": aside.name})
+        aside = entry.path.with_name(entry.name + TORN)
+        entry.path.rename(aside)
+        self._seal_of(entry.name).unlink(missing_ok=True)
+        log.warning(event, extra={"checkpoint": entry.name, "moved_to": aside.name})
 
     def _unsealable(self, error: OSError) -> CheckpointError:
-        reason = error.strerror or error
-        return CheckpointError(f"checkpoints in {self.root} cannot be read or sealed: {reason}.",
-                               hint="Make room there, or make it writable.")  # fmt: skip
-
-    def _is_free(self, name: str) -> bool:
-        return name not in self._hashing or self._hashing[name].done()
+        return CheckpointError(
+            f"checkpoints in {self.root} cannot be read or sealed: {error.strerror or error}.",
+            hint="Make room there, or make it writable.",
+        )
 
     def _seal_of(self, name: str) -> Path:
         return self._seals / f"{name}.json"
@@ -220,76 +217,10 @@ class Checkpoints:
         return max((seal.order for seal in seals if seal is not None), default=0)
 
 
-def entries(root: Path) -> list[Path]:
-    """What counts as a checkpoint in a directory: directories that end with a number, and files of state.
-
-    A link is another name for one of them.
-    """
-    found = (path for path in root.iterdir() if not path.name.startswith((".", "tmp")))
-    return [path for path in found if not path.is_symlink() and _is_entry(path)]
-
-
-def step_of(name: str) -> int | None:
-    """The step that a checkpoint's name tells: what follows "step", else its last number."""
-    said = re.findall(r"step[=_-]?(\d+)", name) or re.findall(r"\d+", name)
-    return int(said[-1]) if said else None
-
-
-def _is_entry(path: Path) -> bool:
-    if path.is_dir():
-        return path.name[-1:].isdecimal()
-    numbered = path.suffix in _NUMBERED_FILES and any(letter.isdecimal() for letter in path.stem)
-    return path.suffix in _FILES or (numbered and "-of-" not in path.name)
-
-
-def _kind(name: str) -> str:
-    return re.sub(r"\d+", "#", name)
-
-
-def _age(path: Path) -> tuple[int, int]:
-    changed = max((time for *_, time in _signature(path)), default=0)
-    return changed, step_of(path.name) or 0
-
-
-def _signature(path: Path) -> Signature:
-    """What tells whether an entry has changed; empty for what is gone, or holds no file."""
-    files = sorted(one for one in path.rglob("*")) if path.is_dir() else [path]
-    found: list[tuple[str, int, int, int]] = []
-    for file in files:
-        with suppress(FileNotFoundError):
-            facts = file.stat()
-            if file.is_file():
-                name = str(file.relative_to(path)) if file != path else path.name
-                found.append((name, facts.st_ino, facts.st_size, facts.st_mtime_ns))
-    return tuple(found)
-
-
-def _hashed(path: Path, signature: Signature) -> dict[str, dict[str, str | int]]:
-    inside = path.is_dir()
-    return {
-        name: {"bytes": size, "sha256": _sha256(path / name if inside else path), "changed": changed}
-        for name, _, size, changed in signature
-    }
-
-
-def _hashes(files: Mapping[str, Mapping[str, str | int]]) -> dict[str, str]:
-    return {name: str(facts["sha256"]) for name, facts in files.items()}
-
-
-def _is_broken(path: Path, signature: Signature) -> bool:
-    inside = path.is_dir()
-    return any(whole.look(path / name if inside else path) == "broken" for name, *_ in signature)
-
-
-def _sha256(path: Path) -> str:
-    """The hash of a file, which is on the disk when this returns."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _warn_of_overwriting(name: str, seen: _Seen | None, signature: Signature) -> None:
+def _warn_of_overwriting(seen: _Seen | None, entry: Entry) -> None:
     """A file that is written again in place leaves nothing to go back to if its writer dies."""
-    if seen is not None and seen.sealed and len(signature) == 1 and signature[0][1] == seen.signature[0][1]:
+    if seen is None or not seen.sealed or len(entry.files) != 1 or not seen.entry.files:
+        return
+    if entry.files[0].inode == seen.entry.files[0].inode:
         reason = "a kill at this moment leaves none: save under a new name, or rename"
-        log.warning("checkpoint overwritten in place", extra={"checkpoint": name, "reason": reason})
+        log.warning("checkpoint overwritten in place", extra={"checkpoint": entry.name, "reason": reason})

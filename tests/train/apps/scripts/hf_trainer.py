@@ -2,9 +2,6 @@
 
 import argparse
 import time
-import warnings
-
-warnings.filterwarnings("ignore")
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
@@ -36,9 +33,17 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     shape = GPT2Config(vocab_size=32, n_positions=16, n_embd=32, n_layer=2, n_head=2)
     settings = TrainingArguments(
-        given.checkpoints, max_steps=given.steps, per_device_train_batch_size=4, save_steps=5, save_total_limit=3,
-        logging_steps=5, use_cpu=True, report_to=[], learning_rate=1e-2, seed=1,
-    )  # fmt: skip
+        given.checkpoints,
+        max_steps=given.steps,
+        per_device_train_batch_size=4,
+        save_steps=5,
+        save_total_limit=3,
+        logging_steps=5,
+        use_cpu=True,
+        report_to=[],
+        learning_rate=1e-2,
+        seed=1,
+    )
     trainer = Trainer(GPT2LMHeadModel(shape), settings, train_dataset=Letters(), callbacks=[Slowly()])
     trainer.train(resume_from_checkpoint=given.resume)
     trainer.save_model(given.out)

@@ -1,13 +1,8 @@
 """A Lightning script as anybody writes it: `lightning_fit.py CHECKPOINTS OUT [--resume CHECKPOINT]`."""
 
 import argparse
-import logging
 import time
-import warnings
 from pathlib import Path
-
-warnings.filterwarnings("ignore")
-logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 import lightning as L
 import torch
@@ -45,7 +40,14 @@ if __name__ == "__main__":
     rows = torch.utils.data.TensorDataset(x_NC, x_NC.sum(1, keepdim=True))
     loader = torch.utils.data.DataLoader(rows, batch_size=8)  # Lightning does not keep the order of a shuffle
     saving = ModelCheckpoint(given.checkpoints, every_n_epochs=1, save_top_k=-1)
-    trainer = L.Trainer(max_epochs=given.epochs, accelerator="cpu", devices=1, callbacks=[saving], logger=False,
-                        enable_progress_bar=False, enable_model_summary=False)  # fmt: skip
+    trainer = L.Trainer(
+        max_epochs=given.epochs,
+        accelerator="cpu",
+        devices=1,
+        callbacks=[saving],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
     trainer.fit(Regression(), loader, ckpt_path=given.resume)
     trainer.save_checkpoint(given.out / "model.ckpt", weights_only=True)

@@ -1,6 +1,6 @@
 """A training script without torch that knows nothing of Twinhull: it sums up its steps and saves the sum.
 
-What befalls it is said by the environment: PAUSE_S a step, and AT STEP:WHAT once in all, or always with ALWAYS.
+What befalls it is said by the environment: PAUSE_S a step, and AT STEP:WHAT once, or each time with ALWAYS.
 """
 
 import argparse
@@ -23,7 +23,7 @@ parser.add_argument("--steps", type=int, default=20)
 given = parser.parse_args()
 given.into.mkdir(parents=True, exist_ok=True)
 state = {"step": 0, "sum": 0}
-stop = False
+stop: list[int] = []  # the signals it was asked by
 
 
 def save() -> Path:
@@ -32,9 +32,8 @@ def save() -> Path:
     return path
 
 
-def asked(_number: int, _frame: object) -> None:
-    global stop
-    stop = True
+def asked(number: int, _frame: object) -> None:
+    stop.append(number)
 
 
 def befalls(what: str) -> None:
