@@ -2,20 +2,24 @@
 
 import json
 import os
+import socket
 import sys
 import traceback
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
+from twinhull.errors import TwinhullError
 from twinhull.train import engines
 from twinhull.train.cursor import Cursor, advance, most_at_once, order, split
 from twinhull.train.group import Group
 from twinhull.train.job import Job
+from twinhull.train.keep import Keeper
+from twinhull.train.manifest import Place
 from twinhull.train.pace import Pace
 
 SAMPLES, BATCH, STEPS = 203, 16, 50
@@ -59,7 +63,7 @@ class Trial:
         self.group = Group.join(self.job)
         self.pace = Pace()
         self.engine = engines.choose(self.job, self.group, self.pace)
-        torch.manual_seed(7 + self.group.rank * self.is_unequal)
+        torch.manual_seed(7 + self.group.rank)  # ranks begin with different weights
         self.model: Any = self.engine.model(Net())
         self.optimizer = self.engine.optimizer(torch.optim.AdamW(self.model.parameters(), lr=1e-2))
         self.schedule = self.engine.optimizer(
@@ -68,7 +72,16 @@ class Trial:
         self.at = Cursor(SAMPLES, seed=3)
         self.losses: list[float] = []
 
-    is_unequal = True  # ranks begin with different weights: the engine gives all those of rank 0
+    def keep(self) -> None:
+        """Wrap all that is to be saved; it gets its state back if there is one."""
+        self.keeper = Keeper(self.job, self.group, self.pace)
+        for thing in (self.model, self.optimizer, self.schedule):
+            self.keeper.add(thing, type(thing).__name__)
+
+    def state(self) -> dict[str, list[float]]:
+        """The whole model's, on rank 0."""
+        whole = self.engine.full_state(self.model)
+        return {name: value.float().flatten().tolist() for name, value in whole.items()}
 
     def micro_batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         indices = order(self.at, shuffle=True)[self.at.consumed : self.at.consumed + BATCH]
@@ -96,31 +109,97 @@ class Trial:
             self.optimizer.zero_grad()
             total += loss.detach() * self.pace.share
         if self.group.world_size > 1:
-            torch.distributed.all_reduce(total)
+            dist.all_reduce(total)
         self.norm = float(norm)
         self.losses.append(total.item())
         return self.losses[-1]
 
 
 def agree(**facts: Any) -> dict[str, Any]:
-    """Fifty steps, then the state."""
+    """Fifty steps, the first five with their gradients clipped; then the state."""
     trial = Trial(**facts)
-    norms = []
+    norms: list[float] = []
     for number in range(STEPS):
         trial.step(max_norm=1.0 if number < 5 else None)
         norms.append(trial.norm)
-    state = trial.engine.full_state(trial.model)
-    return {
-        "losses": trial.losses,
-        "norms": norms[:5],
-        "state": {name: value.flatten().tolist() for name, value in state.items()},
-    }
+    return {"losses": trial.losses, "norms": norms[:5], "state": trial.state()}
 
 
-def main(directory: Path, rank: int, world_size: int, facts: list[dict[str, Any]]) -> int:
-    """All the runs that are asked for, one after the other in one group."""
-    for number, asked in enumerate(facts):
-        said = agree(**asked)
-        if rank == 0:
+def resume(directory: str, **facts: Any) -> dict[str, Any]:
+    """Ten steps from the checkpoint that is there, after ten that lead to it if there is none."""
+    place = {"directory": Path(directory), "save_every_s": None}
+    if not Path(directory).exists():
+        first = Trial(**place, **facts)
+        first.keep()
+        for _ in range(10):
+            first.step()
+        first.keeper.save(Place(step=10, cycle=0, loop=0), required=True)
+        first.keeper.settle()
+        for _ in range(10):
+            first.step()
+        gone_on = first.losses[10:]
+    else:
+        gone_on = []
+    again = Trial(**place, **facts)
+    again.keep()
+    again.at = Cursor(SAMPLES, seed=3, consumed=10 * BATCH)
+    for _ in range(10):
+        again.step()
+    return {"gone_on": gone_on, "resumed": again.losses, "lr": again.optimizer.param_groups[0]["lr"]}
+
+
+def refused(**facts: Any) -> str:
+    """What the engine says to it."""
+    try:
+        Trial(**facts)
+    except TwinhullError as error:
+        return str(error)
+    return ""
+
+
+KINDS: dict[str, Callable[..., Any]] = {"agree": agree, "resume": resume, "refused": refused}
+
+
+def rank(directory: Path, asked: list[Any]) -> None:
+    """All that is asked for, one after the other in one group; rank 0 writes it down."""
+    for number, (kind, facts) in enumerate(asked):
+        said = KINDS[kind](**facts)
+        if os.environ["RANK"] == "0":
             (directory / f"{number}.json").write_text(json.dumps(said))
-    return 0
+
+
+def main() -> int:
+    """Ranks that are forked, as those of a launcher are. 1 if any of them ends with another status than 0."""
+    directory, world_size, asked = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "127.0.0.1", str(free_port())
+    children = [fork(number, world_size, lambda: rank(directory, asked)) for number in range(world_size)]
+    return int(any(os.waitpid(child, 0)[1] for child in children))
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def fork(number: int, world_size: int, work: Callable[[], None]) -> int:
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        os.environ.update(RANK=str(number), WORLD_SIZE=str(world_size), LOCAL_RANK=str(number))
+        work()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # as a rank leaves
+
+
+if __name__ == "__main__":
+    sys.exit(main())

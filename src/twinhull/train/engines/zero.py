@@ -1,4 +1,4 @@
-"""How do ranks train a model by DeepSpeed's ZeRO? It takes model and optimizer together, and keeps its own files.
+"""How do ranks train a model by DeepSpeed's ZeRO? It joins model and optimizer, and keeps its own files.
 
 DeepSpeed is imported only when its engine is chosen: it takes seconds.
 """
@@ -7,6 +7,7 @@ import copy
 import functools
 import logging
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ class Zero:
         self._job, self._group, self._pace, self._stage = job, group, pace, stage
         self._updates = Updates(pace)
         self._model: nn.Module | None = None
+        self._own: torch.optim.Optimizer | None = None
+        self._twin: torch.optim.Optimizer | None = None
         self._deepspeed: Any = None  # Any: DeepSpeed has no types
         self._kept_alike: list[torch.Tensor] = []
         self.on_local_gradients: Callable[[], None] | None = None
@@ -48,7 +51,7 @@ class Zero:
         """The model itself, all its ways in led through DeepSpeed."""
         if self._model is not None:
             raise TwinhullError(
-                f"{self._job.name}: the engine zero-{self._stage} takes one model, and a second one was wrapped.",
+                f"{self._job.name}: zero-{self._stage} takes one model, and a second one was wrapped.",
                 hint="Put both into one module, or choose the engine `fsdp`.",
             )
         model.to(self._group.device)
@@ -104,15 +107,16 @@ class Zero:
         return deepspeed.zero.GatheredParameters([value] if is_divided else [], enabled=is_divided)
 
     def _join(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let DeepSpeed begin: with a twin of the optimizer, which shares its groups, so schedules work on."""
+        """Let DeepSpeed begin with a twin of the optimizer: it shares its groups, so schedules still act."""
         if self._model is None or self._deepspeed is not None:
             what = "a second optimizer was wrapped" if self._model else "the optimizer was wrapped before it"
             raise TwinhullError(
-                f"{self._job.name}: the engine zero-{self._stage} takes one model and then one optimizer; {what}.",
+                f"{self._job.name}: zero-{self._stage} takes one model, then one optimizer; {what}.",
                 hint="Wrap the model, then its optimizer, or choose the engine `fsdp`.",
             )
         trained = [p for p in self._model.parameters() if p.requires_grad]
-        self._deepspeed = _initialize(_Entry(self._model), copy.copy(optimizer), self._config())
+        self._own, self._twin = optimizer, copy.copy(optimizer)
+        self._deepspeed = _initialize(_Entry(self._model), self._twin, self._config())
         for parameter in trained:
             parameter.register_hook(self._weigh)
         vars(optimizer).pop("step", None)  # of a schedule made before
@@ -150,7 +154,7 @@ class Zero:
         def step(self_: Any, closure: object = None) -> None:  # Any: the optimizer
             if closure is not None:
                 raise TwinhullError(
-                    f"{self._job.name}: {kind.__name__}.step was given a closure, which DeepSpeed does not call.",
+                    f"{self._job.name}: {kind.__name__}.step has a closure, which DeepSpeed does not call.",
                     hint="Call loss.backward() before step(), or choose another engine.",
                 )
             self_._opt_called = True
@@ -161,7 +165,7 @@ class Zero:
         return step
 
     def _route(self, model: nn.Module) -> None:
-        """Send calls of the model from outside through DeepSpeed; those from inside find its modules' hooks."""
+        """Send calls from outside through DeepSpeed; those from inside meet its hooks on modules."""
         is_inside = False
 
         def routed(method: Method) -> Method:
@@ -190,6 +194,8 @@ class Zero:
         found, _ = self._deepspeed.load_checkpoint(str(directory), tag=_TAG)
         if found is None:
             raise CheckpointError(f"DeepSpeed finds nothing of its own in {directory}.")
+        assert self._own is not None and self._twin is not None
+        self._own.param_groups = self._twin.param_groups  # the twin has new ones now
 
 
 class _Entry(nn.Module):
@@ -211,7 +217,10 @@ def _initialize(entry: nn.Module, optimizer: torch.optim.Optimizer, config: dict
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     import deepspeed
 
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    # DeepSpeed 0.19 calls collectives by names that PyTorch 2.13 will drop, and each call would say so.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
+    # A collective of its own for the CPU, which it would compile here and now, and say so on stdout.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend=dist.get_backend(), verbose=False)
     engine, *_ = deepspeed.initialize(model=entry, optimizer=optimizer, config=config)
     return engine
