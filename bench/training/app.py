@@ -59,7 +59,7 @@ def fit(run: Run) -> None:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        note(run.step, run.rank, float(loss), numbers)
+        note(run.step, run.rank, float(loss.detach()), numbers)
         time.sleep(pause_s)
     run.publish(model)
 

@@ -35,7 +35,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        note(step, rank, float(loss), numbers)
+        note(step, rank, float(loss.detach()), numbers)
         step += 1
         if step % SAVE_EVERY == 0 and rank == 0:
             state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step}

@@ -38,7 +38,7 @@ def steps(notes: Path, rank: int) -> list[Step]:
     return found
 
 
-def until(condition: Callable[[], T], within_s: float = 120.0) -> T:
+def until(condition: Callable[[], T], within_s: float = 60.0) -> T:
     """What the condition gives once it gives something true."""
     end = time.monotonic() + within_s
     while time.monotonic() < end:

@@ -14,7 +14,7 @@ HANG_S = 5.0
 
 def kill(folder: Path) -> list[Result]:
     """SIGKILL of a random rank until another process trains in its place."""
-    chance, env = random.Random(1), {"STEPS": "1000000", "SAMPLES": str(1 << 26), "PAUSE_S": "0.005"}
+    chance, env = random.Random(1), {"STEPS": "1000000", "PAUSE_S": "0.005"}
     found: dict[str, list[float]] = {}
     generations = 0
     for name, kills in (("ours", KILLS), ("torchrun", KILLS_BESIDE)):
@@ -40,7 +40,7 @@ def kill(folder: Path) -> list[Result]:
 
 def hang(folder: Path) -> list[Result]:
     """SIGSTOP of a rank until training goes on without it."""
-    env = {"STEPS": "1000000", "SAMPLES": str(1 << 26), "PAUSE_S": "0.005", "HANG_S": str(HANG_S)}
+    env = {"STEPS": "1000000", "PAUSE_S": "0.005", "HANG_S": str(HANG_S)}
     found: dict[str, float] = {}
     launched.system(folder / "ours", hang_timeout="5 min")
     for name in ("ours", "torchrun"):

@@ -20,7 +20,7 @@ def equal(folder: Path) -> list[Result]:
     calm = _weights(folder / "calm", env)
     killed = _weights(folder / "killed", {**env, "PAUSE_S": "0.005"}, _kill_thrice)
     stopped = _weights(folder / "stopped", {**env, "PAUSE_S": "0.005"}, _stop)
-    grown, once, digits = resized(folder / "resized", 120)
+    grown, once, digits = resized(folder / "resized", 600)
     return [
         Result("weights after three kills equal", float(killed == calm), "yes", "== 1", calm[:12]),
         Result("weights after a preemption and a restart equal", float(stopped == calm), "yes", "== 1"),

@@ -16,7 +16,7 @@ def hosts(folder: Path) -> list[Result]:
         print(f"hosts: {NEEDS}; left out", file=sys.stderr)
         return []
     env, place, network = (
-        {"STEPS": "100000", "SAMPLES": str(1 << 22), "PAUSE_S": "0.02"},
+        {"STEPS": "100000", "PAUSE_S": "0.02"},
         folder / "run",
         Network(),
     )
