@@ -1,17 +1,15 @@
 """Which parts of a model repeat, so that one after the other can be sharded or computed again?"""
 
-import logging
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from twinhull.train.engines.guise import give
-
-log = logging.getLogger(__name__)
+from twinhull.train.engines.guise import Method, replace
 
 
 def of(model: nn.Module) -> list[nn.Module]:
@@ -37,23 +35,20 @@ def named(found: list[nn.Module]) -> str:
 def recompute(found: list[nn.Module]) -> None:
     """Let each block keep only its inputs and compute the rest again in the backward pass."""
     for block in found:
-        _recomputed(block)
+        replace(block, {"forward": _recomputed})
 
 
-def _recomputed(block: nn.Module) -> None:
-    forward = type(block).forward
-
-    def again(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # Any: the user's own
-        return checkpoint(partial(forward, self, **kwargs), *args, use_reentrant=False)
-
-    give(block, {"forward": again})
+def _recomputed(_: nn.Module, real: Method, *args: Any, **kwargs: Any) -> Any:  # Any: the user's own
+    if not torch.is_grad_enabled():
+        return real(*args, **kwargs)
+    return checkpoint(partial(real, **kwargs), *args, use_reentrant=False)
 
 
 def _repeated(module: nn.Module) -> Iterator[nn.Module]:
-    for child in module.children():
-        if isinstance(child, (nn.ModuleList, nn.Sequential)) and _is_repeating(child):
-            yield from (member for member in child if _has_parameters(member))
-        else:
+    if isinstance(module, (nn.ModuleList, nn.Sequential)) and _is_repeating(module):
+        yield from (member for member in module if _has_parameters(member))
+    else:
+        for child in module.children():
             yield from _repeated(child)
 
 

@@ -92,7 +92,8 @@ def _possible(job: Job, group: Group) -> str:
 
 def _shard(job: Job, group: Group) -> int:
     """How many ranks share one copy of the model."""
-    size = job.shard or int(os.environ.get("LOCAL_WORLD_SIZE", str(group.world_size)))
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", str(group.world_size)))
+    size = here if job.shard is None else job.shard
     if size < 1 or group.world_size % size:
         raise TwinhullError(
             f"{job.name}: {group.world_size} ranks cannot be divided into copies of {size}.",

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
@@ -13,8 +13,7 @@ Method = Callable[..., Any]  # Any: the user's own
 def give(thing: Any, methods: dict[str, Method]) -> None:  # Any: an object of any class
     """Let the thing have these methods in place of its class's; it stays an instance of its class.
 
-    Copied or pickled it is again of its plain class. An instance's own attribute goes before its class's: who
-    may have put one there looks for it.
+    Copied or pickled it is again of its plain class.
     """
     kind: Any = type(thing)  # Any: a class made of it
 
@@ -27,6 +26,30 @@ def give(thing: Any, methods: dict[str, Method]) -> None:  # Any: an object of a
 
     named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     thing.__class__ = type(kind.__name__, (kind,), {**named, "__reduce_ex__": reduce, **methods})
+
+
+def replace(thing: Any, instead: Mapping[str, Method]) -> None:  # Any: an object of any class
+    """Call `instead[name](thing, real, ...)` in place of the thing's method; `real` is bound to the thing.
+
+    One that somebody has put on the instance (a schedule on its optimizer, a compiler on a model) would be
+    called before that of its class, and is the real one then.
+    """
+    methods: dict[str, Method] = {}
+    for name, call in instead.items():
+        if name in vars(thing):
+            real: Method = vars(thing)[name]
+            vars(thing)[name] = functools.wraps(real)(functools.partial(call, thing, real))
+        else:
+            methods[name] = _around(getattr(type(thing), name), call)
+    give(thing, methods)
+
+
+def _around(method: Method, instead: Method) -> Method:
+    @functools.wraps(method)  # with PyTorch's marks and the signature
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:  # Any: as the method has it
+        return instead(self, functools.partial(method, self), *args, **kwargs)
+
+    return call
 
 
 def _remade(kind: type[Any], *arguments: object) -> object:  # Any: the user's class
@@ -43,29 +66,3 @@ def ways_in(model: nn.Module) -> Iterator[str]:
         for name, value in vars(kind).items():
             if inspect.isfunction(value) and not name.startswith("_") and not hasattr(nn.Module, name):
                 yield name
-
-
-def route(model: nn.Module, through: Callable[[Method, tuple[Any, ...], dict[str, Any]], Any]) -> None:
-    """Send each call of the model from outside through `through(method, (model, ...), {...})`.
-
-    What the model calls of its own meanwhile goes straight to it.
-    """
-    is_inside = False
-
-    def routed(name: str) -> Method:
-        method: Method = getattr(type(model), name)
-
-        @functools.wraps(method)
-        def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # Any: the user's own
-            nonlocal is_inside
-            if is_inside:
-                return method(self, *args, **kwargs)
-            is_inside = True
-            try:
-                return through(method, (self, *args), kwargs)
-            finally:
-                is_inside = False
-
-        return call
-
-    give(model, {name: routed(name) for name in dict.fromkeys(ways_in(model))})

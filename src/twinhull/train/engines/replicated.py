@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from twinhull.errors import TwinhullError
 from twinhull.train.engines import blocks
 from twinhull.train.engines.align import align, kept_buffers
-from twinhull.train.engines.guise import Method, route
+from twinhull.train.engines.guise import Method, replace, ways_in
 from twinhull.train.engines.updates import Updates
 from twinhull.train.group import Group
 from twinhull.train.job import Job
@@ -51,7 +51,7 @@ class Replicated:
         if self._group.world_size > 1:
             self._replicate(model)
         if self._job.precision == "bf16":
-            route(model, self._in_low_precision)
+            _compute_in_bf16(model, self._group.device.type)
         return model
 
     def optimizer(self, optimizer: Any) -> Any:  # Any: the user's own
@@ -94,12 +94,6 @@ class Replicated:
         ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
         ddp.register_comm_hook(ddp.reducer, self._sum_by_share)
         self._ddps.append(ddp)
-
-    def _in_low_precision(
-        self, method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:  # Any: the user's own
-        with torch.autocast(self._group.device.type, torch.bfloat16):
-            return method(*args, **kwargs)
 
     def _sum_by_share(
         self, reducer: dist.Reducer, bucket: dist.GradBucket
@@ -156,6 +150,16 @@ class Replicated:
                 ddp.reducer._check_reducer_finalized()
             except RuntimeError as error:
                 raise _without_gradient(ddp.module) from error
+
+
+def _compute_in_bf16(model: nn.Module, device: str) -> None:
+    """Let whatever is asked of the model be computed under autocast; its weights stay as they are."""
+
+    def call(_: nn.Module, real: Method, *args: Any, **kwargs: Any) -> Any:  # Any: the user's own
+        with torch.autocast(device, torch.bfloat16):
+            return real(*args, **kwargs)
+
+    replace(model, dict.fromkeys(ways_in(model), call))
 
 
 def _at_end_of_backward(call: Callable[[], None]) -> None:

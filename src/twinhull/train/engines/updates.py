@@ -1,13 +1,11 @@
 """When do parameters change? Once a step: optimizers and schedules wait for its last micro-batch."""
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from twinhull.train.engines.guise import Method, give
+from twinhull.train.engines.guise import Method, replace
 from twinhull.train.pace import Pace
 
 
@@ -30,10 +28,9 @@ class Updates:
     def wrap(self, thing: Any) -> Any:  # Any: the user's own
         """An optimizer or a schedule that waits for the last micro-batch; all else as it is."""
         if isinstance(thing, torch.optim.Optimizer):
-            _replace(thing, "step", self._step)
-            _replace(thing, "zero_grad", self._zero_grad)
+            replace(thing, {"step": self._step, "zero_grad": self._zero_grad})
         elif isinstance(thing, LRScheduler):
-            _replace(thing, "step", self._schedule)
+            replace(thing, {"step": self._schedule})
         return thing
 
     def _step(self, optimizer: torch.optim.Optimizer, real: Method, *args: Any, **kwargs: Any) -> Any:
@@ -58,25 +55,3 @@ class Updates:
     def _schedule(self, _: LRScheduler, real: Method, *args: Any, **kwargs: Any) -> None:
         if self._pace.is_last:
             real(*args, **kwargs)
-
-
-def _replace(thing: Any, name: str, instead: Callable[..., Any]) -> None:  # Any: optimizer or schedule
-    """Call `instead(thing, real, ...)` in place of the thing's method.
-
-    A schedule made before puts a `step` of its own on the instance: it is what is called then.
-    """
-    if (patched := vars(thing).get(name)) is not None:
-
-        @functools.wraps(patched)
-        def call_patched(*args: Any, **kwargs: Any) -> Any:  # Any: as the method has it
-            return instead(thing, patched, *args, **kwargs)
-
-        vars(thing)[name] = call_patched
-        return
-    method: Method = getattr(type(thing), name)
-
-    @functools.wraps(method)  # with PyTorch's mark that hooks are called inside
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:  # Any: as the method has it
-        return instead(self, functools.partial(method, self), *args, **kwargs)
-
-    give(thing, {name: call})
