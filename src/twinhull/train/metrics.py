@@ -8,7 +8,6 @@ import logging
 import os
 import time
 from collections import defaultdict
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +34,12 @@ class Metrics:
         self._told = False
         self._encode = msgspec.json.Encoder().encode_lines
 
-    def stepped(self, numbers: Mapping[str, Any]) -> None:  # Any: as above
-        """One more step; `numbers` has its number and times and what was reported."""
+    def stepped(self, numbers: dict[str, Any]) -> None:  # Any: as above
+        """One more step; `numbers` has its number and times and what was reported. It is kept, not copied."""
         if self._path is None:
             return
-        self._kept.append({"t": time.time(), "generation": self._generation, **numbers})
+        numbers["t"], numbers["generation"] = time.time(), self._generation
+        self._kept.append(numbers)
         if len(self._kept) >= _MOST_STEPS or time.monotonic() - self._written_at >= EVERY_S:
             self.flush()
 
