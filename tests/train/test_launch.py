@@ -195,6 +195,9 @@ def test_a_hang_is_found_by_the_missing_steps_and_training_goes_on(launch: Launc
     hang = launched.said("hang")[0]
     assert hang["step"] in (5, 6)
     assert "in hangs_once" in hang["exception"]  # where it was
+    told = launched.said("goodput")[-1]
+    assert told["restarts"] == {"hang": 1}
+    assert 0 < told["goodput"] < 1
     assert len(launched.said("generation started")) == 2
 
 

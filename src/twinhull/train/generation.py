@@ -10,9 +10,11 @@ import signal
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from statistics import median
 from typing import Literal
 
 from twinhull.train import stacks
+from twinhull.train.goodput import Spent
 from twinhull.train.hosts import Host, Left, Order, Sight
 from twinhull.train.job import Job
 from twinhull.train.live import Failure, Phase, Record
@@ -48,7 +50,7 @@ class Generation:
         self._job, self._hosts, self._grace_s = job, hosts, grace_s
         self._num_ranks = sum(host.num_ranks for host in hosts)
         self._watch = Watch(job.hang_timeout_s, self._num_ranks, hangs)
-        self._first_step_at = 0.0
+        self._started_at, self._running_at, self._first_step_at = time.monotonic(), 0.0, 0.0
         self._sights = [Sight() for _ in hosts]
         self._leave_by: float | None = None
         self._requested: Request | None = None
@@ -74,6 +76,18 @@ class Generation:
         self._kill()
         return self._outcome()
 
+    def spent(self, furthest: int) -> Spent:
+        """What it has taken so far; `furthest` is the step that was reached before it."""
+        now, records = time.monotonic(), list(self._records.values())
+        return Spent(
+            wall_s=now - self._started_at,
+            started_s=(self._running_at or now) - self._started_at,
+            steps=max(0, self._step - self._began),
+            new_steps=max(0, self._step - max(self._began, furthest)),
+            worked_s=median(record.worked_s for record in records) if records else 0.0,
+            stalled_s=median(record.stalled_s for record in records) if records else 0.0,
+        )
+
     def _is_over(self) -> bool:
         return all(
             sight.left is not None or host.lost for host, sight in zip(self._hosts, self._sights, strict=True)
@@ -81,6 +95,9 @@ class Generation:
 
     def _look(self) -> None:
         self._sights = [host.look() for host in self._hosts]
+        phases = [record.phase for record in self._records.values()]
+        if not self._running_at and len(phases) == self._num_ranks and Phase.STARTING not in phases:
+            self._running_at = time.monotonic()
         if not self._first_step_at and any(r.step > r.started_at_step for r in self._records.values()):
             self._first_step_at = time.monotonic()
 

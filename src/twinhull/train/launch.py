@@ -24,6 +24,7 @@ from twinhull.errors import TwinhullError
 from twinhull.rundir import RunDirectory
 from twinhull.system.quantities import Range
 from twinhull.train import grace, live
+from twinhull.train.account import Account
 from twinhull.train.checkpoint import Store
 from twinhull.train.crew import Size
 from twinhull.train.generation import POLL_S, Cause, Generation, Outcome, Request
@@ -115,7 +116,7 @@ class Launcher:
         assert store is not None
         assert job.directory is not None
         self._workload, self._job, self._size, self._crew, self._store = workload, job, size, crew, store
-        self._grace = grace.Watch(job.warning_s)
+        self._grace, self._account = grace.Watch(job.warning_s), Account(job.name)
         self._stop_at = (
             now() + workload.walltime_s - (job.warning_s or grace.WALLTIME_S) if workload.walltime_s else None
         )
@@ -176,6 +177,7 @@ class Launcher:
             if history.wait_s > 0:
                 log.info("waiting before the next generation", extra={"wait_s": history.wait_s})
                 self._rest_until(time.time() + history.wait_s)
+                self._account.waited(history.wait_s)
         log.info("stopped early", extra={"step": self._furthest})
         return STOPPED
 
@@ -185,6 +187,7 @@ class Launcher:
         while not self._must_stop():
             hosts = self._crew.hosts()
             if number := self._size.start_with(len(hosts), now() - began, is_first=not self._generations):
+                self._account.waited(now() - began)
                 return list(hosts[:number])
             if not told and self._generations:
                 told = True
@@ -200,8 +203,15 @@ class Launcher:
         num_ranks = sum(host.num_ranks for host in hosts)
         log.info("generation started", extra={"generation": number, "ranks": num_ranks, **_names(hosts)})
         job = replace(job, generation=number, full_size=self._full_size)
-        generation = Generation(job, hosts, grace.grace_s(job.warning_s), hangs)
-        return generation.watch(lambda steps: self._request(hosts, steps))
+        generation, furthest = Generation(job, hosts, grace.grace_s(job.warning_s), hangs), self._furthest
+
+        def request(steps: int) -> Request | None:
+            self._account.look(generation, furthest)
+            return self._request(hosts, steps)
+
+        outcome = generation.watch(request)
+        self._account.close(generation, furthest, outcome.cause)
+        return outcome
 
     def _request(self, hosts: list[Host], steps: int) -> Request | None:
         """Why the ranks of a generation should save and leave now, if they should."""
