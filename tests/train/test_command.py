@@ -189,6 +189,12 @@ def test_silence_longer_than_the_deadline_is_a_hang_and_leaves_no_process_behind
     assert not one.family()
 
 
+def test_a_script_that_says_nothing_may_touch_its_heartbeat_instead(start: Start) -> None:
+    one = start(PLAIN + " --steps 9", more="hang_timeout: 1 s", BEATS="1", PAUSE_S="0.4")
+    assert one.ends() == 0
+    assert one.causes() == ["done"]
+
+
 def test_all_that_a_script_has_started_ends_with_it(start: Start) -> None:
     one = start(AT="7:leave", PAUSE_S="0.1")
     one.until(lambda: len(one.family()) == 2)
@@ -209,7 +215,7 @@ def test_the_same_crash_three_times_ends_it_with_the_scripts_own_words(start: St
 def test_a_script_that_is_preempted_saves_within_its_grace_and_the_next_launcher_goes_on(
     start: Start,
 ) -> None:
-    one = start(OBEYS="1", PAUSE_S="0.05")
+    one = start(OBEYS="1", PAUSE_S="0.2")
     one.until(lambda: "from 0" in one.said)
     one.process.send_signal(signal.SIGUSR1)
     assert one.ends() == 75

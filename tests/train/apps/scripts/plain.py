@@ -62,7 +62,10 @@ while state["step"] < given.steps and not stop:
     state = {"step": state["step"] + 1, "sum": state["sum"] + state["step"] + 1}
     if state["step"] % 5 == 0:
         save()
-    print(f"step {state['step']}\r", end="", file=sys.stderr, flush=True)
+    if os.environ.get("BEATS"):
+        Path(os.environ["TWINHULL_HEARTBEAT"]).touch()
+    else:
+        print(f"step {state['step']}\r", end="", file=sys.stderr, flush=True)
     time.sleep(float(os.environ.get("PAUSE_S", "0")))
     if str(state["step"]) == at and (os.environ.get("ALWAYS") or not mark.exists()):
         mark.touch()
