@@ -136,6 +136,7 @@ class Zero:
             "gradient_accumulation_steps": 1,  # `begin` says when a step ends
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
+            "gradient_clipping": 0.0,  # left out, ZeRO clips to a norm of 1
             "zero_optimization": zero,
             "torch_autocast": {"enabled": self._job.precision == "bf16", "dtype": "bfloat16"},
             "steps_per_print": None,
