@@ -14,7 +14,6 @@ from twinhull.errors import CheckpointError, TwinhullError, UserCodeError
 from twinhull.handoff.registry import Registry
 from twinhull.train.rank import training_function
 from twinhull.train.run import Run
-from twinhull.train.wrap import unwrap
 
 APPS = Path(__file__).parent / "apps"
 
@@ -116,8 +115,8 @@ def test_published_weights_are_those_of_the_model_and_latest_loads_them(tmp_path
     assert version.metrics == {"recall": 0.5}
     latest = Run.alone(name="fit", directory=tmp_path).latest(Net)
     assert latest is not None
-    assert latest.state_dict().keys() == unwrap(model).state_dict().keys()
-    torch.testing.assert_close(latest.state_dict(), unwrap(model).state_dict())
+    assert latest.state_dict().keys() == model.state_dict().keys()
+    torch.testing.assert_close(latest.state_dict(), model.state_dict())
 
 
 def test_latest_uses_from_tensors_where_the_class_has_it(tmp_path: Path) -> None:
