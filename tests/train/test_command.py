@@ -148,8 +148,7 @@ def test_a_killed_script_goes_on_from_its_newest_checkpoint_and_its_model_is_pub
     assert [line for line in one.said if line.startswith("from")] == ["from 0", "from 10"]
     assert "step 20" in one.said
     assert "step 13" not in one.said  # a progress bar is condensed
-    (lost,) = one.events("a command instead of a function: what is lost")
-    assert len(lost["lost"]) == 6
+    assert len(one.events("a command, not a function")) == 6  # what is lost, once
     assert [version["weight"].tolist() for version in weights(tmp_path / "run").values()] == [[210.0]]
     assert start(PLAIN + " --out out", publish="out/").ends() == 0  # nothing is left to do
     assert list(weights(tmp_path / "run")) == [1]
@@ -185,6 +184,7 @@ def test_silence_longer_than_the_deadline_is_a_hang_and_leaves_no_process_behind
     one = start(more="hang_timeout: 1 s", AT="7:hang")
     assert one.ends() == 0
     assert one.causes() == ["hang", "done"]
+    assert one.events("generation ended")[0]["exit"] == -signal.SIGKILL
     assert len(one.events("hang")) == 1
     assert not one.family()
 

@@ -92,7 +92,7 @@ class Launcher:
             self._notice.end()
 
     def _cycles(self) -> int:
-        log.info("a command instead of a function: what is lost", extra={"lost": list(LOST)})
+        told = False
         while True:
             cycle = Cycle.read(self._file)
             if cycle.done:
@@ -102,6 +102,8 @@ class Launcher:
                     return DONE
                 cycle = Cycle(cycle.number + 1, time.time(), generation=cycle.generation)
             cycle.write(self._file)
+            if not told:
+                told = _tell_what_is_lost()
             code = self._cycle(cycle.number)
             if code != DONE:
                 return code
@@ -169,13 +171,13 @@ class Launcher:
         log.info("cycle finished", extra={"cycle": cycle})
 
     def _explain(self, outcome: Outcome, step: int, history: History) -> None:
-        facts = {"cause": outcome.how, "exit": outcome.code, "step": step,
+        facts = {"cause": outcome.how, "exit": outcome.code, "from_step": step,
                  "lived_s": round(outcome.lived_s, 1),
                  **({"ends": dict(history.by_cause)} if history.by_cause else {})}  # fmt: skip
         is_loss = outcome.how in ("rank", "hang", "crash")
         log.log(logging.WARNING if is_loss else logging.INFO, "generation ended", extra=facts)
         if outcome.how == "crash":
-            log.error("training crashed", extra={"step": step, "error": outcome.error})
+            log.error("training crashed", extra={"from_step": step, "error": outcome.error})
 
     def _words(self, checkpoint: str, checkpoints: Path) -> list[str]:
         values = {"checkpoint": checkpoint, "checkpoints": str(checkpoints), "ranks": str(self._num_ranks),
@@ -214,6 +216,12 @@ class Launcher:
 
     def _stop(self, _number: int, _frame: FrameType | None) -> None:
         self._stopping = True
+
+
+def _tell_what_is_lost() -> bool:
+    for what in LOST:
+        log.info("a command, not a function", extra={"lost": what})
+    return True
 
 
 def _path() -> str:

@@ -5,6 +5,7 @@ Nothing is asked of it but to print or to touch a file while it makes progress, 
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -27,6 +28,7 @@ START_S = 120.0  # until the first sign of life: imports on a busy machine are s
 POLL_S = 0.05
 LOOK_S = 0.5  # between two looks at its files
 LAST_WORDS_S = 1.0
+UNKILLABLE_S = 5.0
 _SHELLS = {"sh", "bash", "dash", "zsh", "ksh", "fish"}
 _EXTERNAL = {-signal.SIGKILL, -signal.SIGINT, -signal.SIGHUP, -signal.SIGQUIT, -signal.SIGTERM}
 log = logging.getLogger(__name__)
@@ -154,31 +156,32 @@ def family(mark: str) -> list[psutil.Process]:
     return found
 
 
-def end_family(mark: str, first: int | None = None, patience_s: float = 5.0) -> int:
+def end_family(mark: str, first: int | None = None) -> int:
     """Kill all of a script's processes, and what they start meanwhile; how many there were.
 
-    Also those below its `first` one that have thrown their environment away.
+    Also those below its `first` one that have thrown their environment away. Returns when all are gone, for
+    nothing may train beside one that cannot be killed (it hangs in a driver or on a disk).
     """
     ended: set[int] = set()
-    end = time.monotonic() + patience_s
+    tell_at = time.monotonic() + UNKILLABLE_S
     below: list[psutil.Process] = []
     with contextlib.suppress(psutil.Error):
         below = psutil.Process(first).children(recursive=True) if first is not None else []
-    while found := [one for one in {*family(mark), *below} if one.is_running() and _lives(one)]:
+    while found := [one for one in {*family(mark), *below} if _lives(one)]:
         for process in found:
             with contextlib.suppress(psutil.Error):
                 process.kill()
                 ended.add(process.pid)
-        psutil.wait_procs(found, timeout=0.2)
-        if time.monotonic() > end:
+        time.sleep(POLL_S)  # not psutil's wait: it would take our own child's exit code away
+        if time.monotonic() > tell_at:
+            tell_at = math.inf
             log.error("processes that cannot be killed", extra={"pids": [one.pid for one in found]})
-            break
     return len(ended)
 
 
 def _lives(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
-        return process.status() != psutil.STATUS_ZOMBIE
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
 
 
