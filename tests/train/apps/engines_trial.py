@@ -23,6 +23,7 @@ from twinhull.train.manifest import Place
 from twinhull.train.pace import Pace
 
 SAMPLES, BATCH, STEPS = 203, 16, 50
+CLIPPED = range(20, 25)
 
 
 class Block(nn.Module):
@@ -75,13 +76,8 @@ class Trial:
     def keep(self) -> None:
         """Wrap all that is to be saved; it gets its state back if there is one."""
         self.keeper = Keeper(self.job, self.group, self.pace)
-        for thing in (self.model, self.optimizer, self.schedule):
-            self.keeper.add(thing, type(thing).__name__)
-
-    def state(self) -> dict[str, list[float]]:
-        """The whole model's, on rank 0."""
-        whole = self.engine.full_state(self.model)
-        return {name: value.float().flatten().tolist() for name, value in whole.items()}
+        for thing, kind in ((self.model, "Net"), (self.optimizer, "AdamW"), (self.schedule, "LambdaLR")):
+            self.keeper.add(thing, kind)
 
     def micro_batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         indices = order(self.at, shuffle=True)[self.at.consumed : self.at.consumed + BATCH]
@@ -116,18 +112,27 @@ class Trial:
 
 
 def agree(**facts: Any) -> dict[str, Any]:
-    """Fifty steps, the first five with their gradients clipped; then the state."""
+    """Fifty steps, some in the middle with their gradients clipped; then the state."""
     trial = Trial(**facts)
+    told: set[int] = set()
+    trial.engine.on_local_gradients = lambda: told.add(len(trial.losses))
     norms: list[float] = []
     for number in range(STEPS):
-        trial.step(max_norm=1.0 if number < 5 else None)
+        trial.step(max_norm=0.1 if number in CLIPPED else None)
         norms.append(trial.norm)
-    return {"losses": trial.losses, "norms": norms[:5], "state": trial.state()}
+    whole = trial.engine.full_state(trial.model)
+    return {
+        "losses": trial.losses,
+        "norms": [norms[number] for number in CLIPPED],
+        "state": {name: value.float().flatten().tolist() for name, value in whole.items()},
+        "types": [str(value.dtype) for value in whole.values()],
+        "steps_told": len(told),
+    }
 
 
 def resume(directory: str, **facts: Any) -> dict[str, Any]:
     """Ten steps from the checkpoint that is there, after ten that lead to it if there is none."""
-    place = {"directory": Path(directory), "save_every_s": None}
+    place = {"directory": Path(directory)}
     if not Path(directory).exists():
         first = Trial(**place, **facts)
         first.keep()
@@ -148,16 +153,37 @@ def resume(directory: str, **facts: Any) -> dict[str, Any]:
     return {"gone_on": gone_on, "resumed": again.losses, "lr": again.optimizer.param_groups[0]["lr"]}
 
 
-def refused(**facts: Any) -> str:
-    """What the engine says to it."""
+def refused(directory: str, **facts: Any) -> str:
+    """What is said to a checkpoint that does not fit."""
+    trial = Trial(directory=Path(directory), **facts)
     try:
-        Trial(**facts)
+        trial.keep()
     except TwinhullError as error:
         return str(error)
     return ""
 
 
-KINDS: dict[str, Callable[..., Any]] = {"agree": agree, "resume": resume, "refused": refused}
+def optimizer_first(**facts: Any) -> str:
+    """What is said to an optimizer that is made and wrapped before its model, or made before it."""
+    job = Job(name="fit", **facts)
+    engine = engines.choose(job, Group.join(job), Pace())
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    try:
+        if job.engine == "fsdp":
+            engine.model(model)
+        engine.optimizer(optimizer)
+    except TwinhullError as error:
+        return str(error)
+    return ""
+
+
+KINDS: dict[str, Callable[..., Any]] = {
+    "agree": agree,
+    "resume": resume,
+    "refused": refused,
+    "optimizer_first": optimizer_first,
+}
 
 
 def rank(directory: Path, asked: list[Any]) -> None:
