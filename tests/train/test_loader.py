@@ -197,7 +197,7 @@ def test_an_endless_iterable_is_left_by_a_number_of_steps() -> None:
 
 def test_what_has_no_length_is_not_shuffled_and_a_wish_for_it_is_refused() -> None:
     run = Run.alone()
-    with pytest.raises(TwinhullError, match="Lines has no length: it cannot be shuffled"):
+    with pytest.raises(TwinhullError, match="Lines gives no samples by number: it cannot be shuffled"):
         run.loader(Lines(3), batch_size=1, shuffle=True)
     with pytest.raises(TwinhullError, match="nor loaded ahead"):
         run.loader(Lines(3), batch_size=1, workers=1)

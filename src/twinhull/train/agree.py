@@ -37,7 +37,8 @@ class Agreement:
         The last step of a loop always does: what follows may be long and cannot be interrupted. So does one
         that saves: what is bad must not be saved.
         """
-        return step >= self._next or is_last or self._group.world_size == 1 or self._saves(step)
+        asked = self.stop_asked and self._group.world_size == 1
+        return step >= self._next or is_last or asked or self._saves(step)
 
     def after(self, step: int, *, is_save_due: bool, is_bad: bool) -> Agreed:
         """What is done after `step`, asked where `is_due` says so; `is_save_due` counts on rank 0 only."""

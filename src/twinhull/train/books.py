@@ -23,13 +23,15 @@ _NAMES = tuple(f"{part.name.lower()}_s" for part in Part)
 class Books:
     """Kept by every rank; what people see comes from rank 0.
 
-    States: in a loop (from `looping` to `between`), outside of loops. `step_s` is what the last step took on
-    the host, from `begin` to `stepped`; its parts are the clock's, and of a GPU those of a step before.
+    States: in a loop (from `looping` to `between` or `broken_off`), outside of loops. `step_s` is what the
+    last step took on the host, from `begin` to `stepped`; its parts are the clock's, and of a GPU those of a
+    step before.
     """
 
     def __init__(self, job: Job, group: Group, pace: Pace, beat: Beat | None) -> None:
         self._beat, self._is_first, self._pace = beat, group.rank == 0, pace
         self._clock = clock_of(group.device.type)
+        self._copies = group.device.type != "cpu"
         self._progress = Progress(job.name, self._clock.times)
         self._finite = Finite(stop=job.stop_on_nan)
         shown = RunDirectory(job.directory).metrics / f"{job.name}.jsonl" if job.directory else None
@@ -46,25 +48,31 @@ class Books:
 
     def running(self, step: int) -> None:
         """The rank takes up its work at `step`."""
+        self._step = step
         if self._beat is not None:
             self._beat.running(step)
 
     def looping(self, step: int, left: int | None) -> None:
         """A loop begins."""
+        self._book(step)
         self._step = step
         if self._beat is not None:
             self._beat.doing(Doing.FIRST)
         self._clock.start()
 
     def between(self, step: int) -> None:
-        """A loop is over; its last step, if it was left in the middle of the code's turn, counts."""
-        if step > self._step:
-            self.stepped(step, None)
+        """A loop is over."""
         if self._beat is not None:
             self._beat.completed(step, Doing.BETWEEN)
 
+    def broken_off(self) -> None:
+        """The code has left its loop, by `break` or by an error; the step is booked when it goes on."""
+        if self._beat is not None:
+            self._beat.doing(Doing.BETWEEN)
+
     def completed(self, step: int) -> None:
         """Something other than a step was completed."""
+        self._book(step)
         if self._beat is not None:
             self._beat.completed(step)
 
@@ -79,7 +87,7 @@ class Books:
 
     def placed(self) -> None:
         """A micro-batch is on its device. All since the one before it was computing."""
-        if self._pace.is_first:
+        if self._copies and self._pace.is_first:
             self._clock.mark(COPY)
 
     def gradients_handed_over(self) -> None:
@@ -134,6 +142,11 @@ class Books:
     def close(self) -> None:
         """Write what is not written yet."""
         self._metrics.flush()
+
+    def _book(self, step: int) -> None:
+        """The last step of a loop that was broken off, unless it is booked."""
+        if step > self._step:
+            self.stepped(step, None)
 
     def _ready(self) -> None:
         """Gradients are there; before they change anything, a snapshot may have to become whole."""

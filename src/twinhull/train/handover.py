@@ -11,6 +11,7 @@ from torch import nn
 from twinhull.errors import BrokerError, ModelRefused, TwinhullError
 from twinhull.handoff.registry import Registry
 from twinhull.rundir import RunDirectory
+from twinhull.train.checkpoint import Store
 from twinhull.train.job import Job
 
 if TYPE_CHECKING:  # redis costs a rank's start a sixth of a second, and most ranks never need it
@@ -59,6 +60,8 @@ def publish(
         facts = {"model": job.name, "tensors": len(state), "metrics": dict(metrics)}
         log.info("would publish; no run directory was given", extra=facts)
         return None
+    if (store := Store.of(job)) is not None:
+        store.check()  # a generation that was overtaken while it was cut off must not publish
     tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
     if left_out := sorted(state.keys() - tensors.keys()):
         log.warning("not published", extra={"model": job.name, "not_tensors": left_out})

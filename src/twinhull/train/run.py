@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -14,6 +14,7 @@ from torch.utils.data import default_collate
 from twinhull.errors import TwinhullError
 from twinhull.train import handover, sowing
 from twinhull.train.agree import Agreement
+from twinhull.train.ahead import Collate, Dataset, is_dataset
 from twinhull.train.books import Books
 from twinhull.train.engines.choose import choose
 from twinhull.train.group import Group
@@ -21,7 +22,7 @@ from twinhull.train.iterable import IterableLoader
 from twinhull.train.job import Job
 from twinhull.train.keep import Keeper
 from twinhull.train.live import Beat
-from twinhull.train.loader import Collate, Dataset, Events, Loader, Pass, Source, Start
+from twinhull.train.loader import Events, Loader, Pass, Source, Start
 from twinhull.train.manifest import Place
 from twinhull.train.pace import Pace
 
@@ -130,18 +131,20 @@ class Run:
         for what, value, least in (("batch_size", batch_size, 1), ("workers", workers, 0)):
             if value < least:
                 raise ValueError(f"{what} must be at least {least}, not {value}")
+        if is_dataset(source):
+            return Loader(source, batch_size, shuffle is not False, collate, workers)
+        if shuffle or workers:
+            what = source.name if isinstance(source, Events) else type(source).__name__
+            raise TwinhullError(
+                f"{what} gives no samples by number: it cannot be shuffled, nor loaded ahead by workers.",
+                hint="Shuffle where it is made, or give it __len__ and __getitem__.",
+            )
         if isinstance(source, Events):
             from twinhull.train.events import EventLoader
 
             return EventLoader(handover.stream(self._job, source.name), batch_size, collate)
-        if isinstance(source, Sized):
-            return Loader(source, batch_size, shuffle is not False, collate, workers)
-        if shuffle or workers:
-            raise TwinhullError(
-                f"{type(source).__name__} has no length: it cannot be shuffled, nor loaded ahead by workers.",
-                hint="Shuffle where it is made, or give it __len__ and __getitem__.",
-            )
-        return IterableLoader(source, batch_size, collate or default_collate)
+        samples: Any = source  # Any: the user's own
+        return IterableLoader(samples, batch_size, collate or default_collate)
 
     def steps(
         self, loader: Source, epochs: int | None = None, *, most: int | None = None
@@ -179,6 +182,7 @@ class Run:
             self._advance(loop)
             self._after_step(loop)
         self._leave()
+        self._books.between(self.step)
         self._settle()
 
     def report(self, **values: Any) -> None:  # Any: numbers or tensors of one number
@@ -254,6 +258,7 @@ class Run:
         if is_whole:
             self._advance(loop)
         self._leave()
+        self._books.broken_off()
 
     def _leave(self) -> None:
         self._offsets = self._read()
@@ -261,7 +266,6 @@ class Run:
             self._loop.passing.close()
         self._number, self._loop = self._number + 1, None
         self._sow_between()
-        self._books.between(self.step)
 
     def _after_step(self, loop: _Loop) -> None:
         left = loop.left
