@@ -32,6 +32,8 @@ def test_two_ranks_train_as_one_would(tmp_path: Path) -> None:
         "holds_buffers_alike",
         "asks_the_model_on_one_rank",
         "holds_a_frozen_model_alike",
+        "trains_models_against_each_other",
+        "says_when_gradients_are_handed_over",
         "trains_in_bf16",
     ], done.stderr
     assert (done.returncode, done.stderr) == (0, "")

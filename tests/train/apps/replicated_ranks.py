@@ -178,6 +178,41 @@ def holds_a_frozen_model_alike(group: Group) -> None:
     torch.testing.assert_close(together, 2 * frozen.leave.weight)
 
 
+def against_each_other(group: Group) -> dict[str, torch.Tensor]:
+    """Two models, two optimizers, and a backward pass through both in the same step."""
+    pace = Pace()
+    engine = engines.choose(Job(name="fit"), group, pace)
+    torch.manual_seed(1)
+    maker, judge = engine.model(nn.Linear(4, 4)), engine.model(nn.Linear(4, 1))
+    of_maker = engine.optimizer(torch.optim.Adam(maker.parameters(), 0.05))
+    of_judge = engine.optimizer(torch.optim.Adam(judge.parameters(), 0.05))
+    for batch in BATCHES:
+        [(mine, share)] = split(len(batch), group.rank, group.world_size, len(batch))
+        pace.enter(share, is_first=True, is_last=True)
+        engine.begin()
+        x = batch[mine]
+        of_judge.zero_grad()
+        (judge(maker(x).detach()).mean() - judge(x).pow(2).mean()).backward()
+        of_judge.step()
+        of_maker.zero_grad()
+        judge(maker(x)).mean().backward()
+        of_maker.step()
+    return {**maker.state_dict(), **{f"judge.{name}": value for name, value in judge.state_dict().items()}}
+
+
+def trains_models_against_each_other(group: Group) -> None:
+    alone = against_each_other(Group(0, 1, torch.device("cpu")))
+    torch.testing.assert_close(against_each_other(group), alone, rtol=1e-4, atol=1e-5)
+
+
+def says_when_gradients_are_handed_over(group: Group) -> None:
+    trial = Trial(group, micro_batch=2)
+    calls: list[bool] = []
+    trial.engine.on_local_gradients = lambda: calls.append(trial.pace.is_last)
+    trial.train()
+    assert calls == [True] * STEPS, calls
+
+
 def trains_in_bf16(group: Group) -> None:
     trial = Trial(group, precision="bf16")
     assert trial.net(BATCHES[0]).dtype == torch.bfloat16
@@ -194,6 +229,8 @@ FACTS: list[Callable[[Group], None]] = [
     holds_buffers_alike,
     asks_the_model_on_one_rank,
     holds_a_frozen_model_alike,
+    trains_models_against_each_other,
+    says_when_gradients_are_handed_over,
     trains_in_bf16,
 ]
 

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -41,7 +40,7 @@ def recompute(found: list[nn.Module]) -> None:
 def _recomputed(_: nn.Module, real: Method, *args: Any, **kwargs: Any) -> Any:  # Any: the user's own
     if not torch.is_grad_enabled():
         return real(*args, **kwargs)
-    return checkpoint(partial(real, **kwargs), *args, use_reentrant=False)
+    return checkpoint(real, *args, use_reentrant=False, **kwargs)
 
 
 def _repeated(module: nn.Module) -> Iterator[nn.Module]:
