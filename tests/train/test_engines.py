@@ -11,6 +11,7 @@ import pytest
 
 TRIAL = Path(__file__).parent / "apps" / "engines_trial.py"
 OF_ZERO = ["zero-1", "zero-2", "zero-3"]
+A_FEW = 26  # the end of an epoch and some gradients that are clipped among them
 OF_TWO = ["ddp", "fsdp", *OF_ZERO]
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
@@ -54,7 +55,7 @@ class Ranks:
         if world_size == 1:
             return {
                 "single": ("agree", {}),
-                "single in micro-batches": ("agree", {"micro_batch": 3}),
+                "single in micro-batches": ("agree", {"micro_batch": 3, "steps": A_FEW}),
                 "zero-3": ("agree", {"engine": "zero-3"}),
                 "resumed zero": ("refused", self._saved("zero-1")),
             }
@@ -62,22 +63,20 @@ class Ranks:
             hsdp = {"engine": "hsdp", "shard": 2}
             return {
                 "hsdp": ("agree", hsdp),
-                "hsdp in micro-batches": ("agree", {**hsdp, "micro_batch": 1}),
+                "hsdp in micro-batches": ("agree", {**hsdp, "micro_batch": 1, "steps": A_FEW}),
                 "resumed": ("resume", {**self._saved("fsdp"), **hsdp}),
             }
+        micro, bf16 = {"micro_batch": 3, "steps": A_FEW}, {"precision": "bf16", "steps": 10}
         return {
             **{engine: ("agree", {"engine": engine}) for engine in OF_TWO},
-            **{
-                f"{engine} in micro-batches": ("agree", {"engine": engine, "micro_batch": 3})
-                for engine in OF_TWO
-            },
-            **{f"{engine} in bf16": ("agree", {"engine": engine, "precision": "bf16"}) for engine in OF_TWO},
+            **{f"{engine} in micro-batches": ("agree", {"engine": engine, **micro}) for engine in OF_TWO},
+            **{f"{engine} in bf16": ("agree", {"engine": engine, **bf16}) for engine in OF_TWO},
             **{
                 f"resumed {engine}": ("resume", self._saved(engine))
                 for engine in ("fsdp", "zero-1", "zero-3")
             },
-            "recomputed": ("agree", {"engine": "fsdp", "recompute": True}),
-            "offloaded": ("agree", {"engine": "fsdp", "offload": True}),
+            "recomputed": ("agree", {"engine": "fsdp", "recompute": True, "steps": A_FEW}),
+            "offloaded": ("agree", {"engine": "fsdp", "offload": True, "steps": A_FEW}),
             "optimizer first, fsdp": ("optimizer_first", {"engine": "fsdp"}),
             "optimizer first, zero": ("optimizer_first", {"engine": "zero-1"}),
         }
@@ -93,10 +92,11 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
 
 def agree(one: Any, other: Any) -> None:
     """Losses of all steps, norms of gradients and weights, to five digits."""
-    assert one["losses"] == pytest.approx(other["losses"], rel=1e-5)
+    steps = len(one["losses"])
+    assert one["losses"] == pytest.approx(other["losses"][:steps], rel=1e-5)
     assert one["norms"] == pytest.approx(other["norms"], rel=1e-5)
     assert one["state"].keys() == other["state"].keys()
-    for name, values in other["state"].items():
+    for name, values in other["state"].items() if steps == len(other["losses"]) else ():
         assert one["state"][name] == pytest.approx(values, abs=1e-5)
 
 
@@ -118,14 +118,14 @@ def test_one_rank_trains_alike_by_any_engine(ranks: Ranks, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["recomputed", "offloaded"])
 def test_what_saves_memory_changes_no_number(ranks: Ranks, how: str) -> None:
-    assert ranks.of(2)[how]["losses"] == ranks.of(2)["fsdp"]["losses"]
+    assert ranks.of(2)[how]["losses"] == ranks.of(2)["fsdp"]["losses"][:A_FEW]
 
 
 @pytest.mark.parametrize("engine", OF_TWO)
 def test_bf16_computes_roughly_and_keeps_weights_whole(ranks: Ranks, engine: str) -> None:
     rough, exact = ranks.of(2)[f"{engine} in bf16"], ranks.of(2)[engine]
-    assert rough["losses"][:10] != exact["losses"][:10]
-    assert rough["losses"][:10] == pytest.approx(exact["losses"][:10], rel=0.1, abs=0.02)
+    assert rough["losses"] != exact["losses"][:10]
+    assert rough["losses"] == pytest.approx(exact["losses"][:10], rel=0.1, abs=0.02)
     assert set(rough["types"]) == {"torch.float32"}
 
 

@@ -22,7 +22,7 @@ from twinhull.train.keep import Keeper
 from twinhull.train.manifest import Place
 from twinhull.train.pace import Pace
 
-SAMPLES, BATCH, STEPS = 203, 16, 50
+SAMPLES, BATCH = 203, 16
 CLIPPED = range(20, 25)
 
 
@@ -111,19 +111,19 @@ class Trial:
         return self.losses[-1]
 
 
-def agree(**facts: Any) -> dict[str, Any]:
-    """Fifty steps, some in the middle with their gradients clipped; then the state."""
+def agree(steps: int = 50, **facts: Any) -> dict[str, Any]:
+    """So many steps, some in the middle with their gradients clipped; then the state."""
     trial = Trial(**facts)
     told: set[int] = set()
     trial.engine.on_local_gradients = lambda: told.add(len(trial.losses))
     norms: list[float] = []
-    for number in range(STEPS):
+    for number in range(steps):
         trial.step(max_norm=0.1 if number in CLIPPED else None)
-        norms.append(trial.norm)
+        norms += [trial.norm] if number in CLIPPED else []
     whole = trial.engine.full_state(trial.model)
     return {
         "losses": trial.losses,
-        "norms": [norms[number] for number in CLIPPED],
+        "norms": norms,
         "state": {name: value.float().flatten().tolist() for name, value in whole.items()},
         "types": [str(value.dtype) for value in whole.values()],
         "steps_told": len(told),
