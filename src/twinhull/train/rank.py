@@ -60,13 +60,14 @@ def _train(job: Job, beat: Beat) -> int:
     from twinhull.train.group import Group, is_peer_lost
     from twinhull.train.run import Run, Stopped
 
+    run: Run | None = None
     try:
         function = training_function(job.run)
         group = Group.join(job)
-        run = Run(job, group, beat)
+        made = run = Run(job, group, beat)
 
         def stop(_number: int, _frame: FrameType | None) -> None:
-            run.ask_to_stop()
+            made.ask_to_stop()
 
         signal.signal(signal.SIGTERM, stop)
         function(run)
@@ -79,6 +80,8 @@ def _train(job: Job, beat: Beat) -> int:
         phase = Phase.REFUSED if isinstance(error, TwinhullError) else Phase.FAILED
         if is_peer_lost(error):
             phase = Phase.PEER_LOST
+        if run is not None:
+            run.close()
         beat.left(phase, _failure(error, beat.step))
         return 1
     beat.left(Phase.DONE)
@@ -102,7 +105,8 @@ def _failure(error: BaseException, step: int) -> Failure:
         )
     inside = error.__traceback__.tb_next if error.__traceback__ else None
     lines = traceback.format_exception(type(error), error, inside)
-    return Failure(step, lines[-1].strip(), "".join(lines))
+    last = " ".join(line.strip() for line in traceback.format_exception_only(error))
+    return Failure(step, last, "".join(lines))
 
 
 if __name__ == "__main__":

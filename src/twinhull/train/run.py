@@ -233,6 +233,10 @@ class Run:
         """Mark the cycle as done, after the training function has returned; called for you under `up`."""
         self._keeper.finish(self._here(done=True))
         self._books.completed(self.step)
+        self.close()
+
+    def close(self) -> None:
+        """Write the metrics that are not written yet: for the end, whatever ended it."""
         self._books.close()
 
     def _begin(self, number: int, loader: Source, epochs: int | None, most: int | None) -> _Loop:
@@ -284,7 +288,7 @@ class Run:
             with self._books.saving():
                 self._save(required=agreed.stop)
         if agreed.stop:
-            self._books.close()
+            self.close()
             raise Stopped
 
     def _not_finite(self) -> TwinhullError:
