@@ -24,6 +24,7 @@ from twinhull.system.model import (
     Shape,
     System,
 )
+from twinhull.system.script import directory_problem, words_problem
 from twinhull.system.write import dump
 
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_-]{0,8}", fullmatch=True)
@@ -87,14 +88,19 @@ REFERENCES = {
     "path",
     "fallback",
 }
-SHARES = {"hit_rate", "objective"}
+OF_FIELD: dict[str, st.SearchStrategy[Any]] = {  # those that not every value of their type fits
+    "hit_rate": st.floats(0, 1),
+    "objective": st.floats(0, 1),
+    "command": words.filter(lambda text: not words_problem(text)),
+    "publish": words.filter(lambda text: not directory_problem(text)),
+}
 
 
 @functools.cache
 def parts(kind: type[Part]) -> st.SearchStrategy[Any]:
     """Parts of a class with any of its fields, apart from names of other parts."""
     fields = {
-        name: st.none() | (st.floats(0, 1) if name in SHARES else values(field.annotation))
+        name: st.none() | (OF_FIELD[name] if name in OF_FIELD else values(field.annotation))
         for name, field in kind.model_fields.items()
         if name not in REFERENCES
     }
