@@ -77,6 +77,8 @@ class Ranks:
             },
             "recomputed": ("agree", {"engine": "fsdp", "recompute": True, "steps": A_FEW}),
             "offloaded": ("agree", {"engine": "fsdp", "offload": True, "steps": A_FEW}),
+            "tied": ("unfit", {"engine": "fsdp", "how": "tied"}),
+            "empty": ("unfit", {"engine": "fsdp", "how": "empty"}),
             "optimizer first, fsdp": ("optimizer_first", {"engine": "fsdp"}),
             "optimizer first, zero": ("optimizer_first", {"engine": "zero-1"}),
         }
@@ -152,8 +154,14 @@ def test_the_end_of_own_computation_is_told_in_each_step(ranks: Ranks, engine: s
 
 def test_an_optimizer_of_parameters_that_are_sharded_later_is_refused(ranks: Ranks) -> None:
     said = ranks.of(2)
-    assert "AdamW holds no parameter of the wrapped model" in said["optimizer first, fsdp"]
+    assert "22 of its 22 parameters are not those of a wrapped model" in said["optimizer first, fsdp"]
     assert "takes one model, then one optimizer" in said["optimizer first, zero"]
+
+
+def test_what_fsdp_cannot_shard_is_refused(ranks: Ranks) -> None:
+    said = ranks.of(2)
+    assert "blocks.1.inner.weight is the same parameter as blocks.0.inner.weight" in said["tied"]
+    assert "enter.weight has no values" in said["empty"]
 
 
 def test_engines_say_nothing_of_their_own(ranks: Ranks) -> None:

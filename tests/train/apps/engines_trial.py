@@ -15,11 +15,11 @@ from torch import nn
 
 from twinhull.errors import TwinhullError
 from twinhull.train import engines
-from twinhull.train.cursor import Cursor, advance, most_at_once, order, split
+from twinhull.train.checkpoints.keep import Keeper
+from twinhull.train.checkpoints.manifest import Place
+from twinhull.train.data.cursor import Cursor, advance, most_at_once, order, split
 from twinhull.train.group import Group
 from twinhull.train.job import Job
-from twinhull.train.keep import Keeper
-from twinhull.train.manifest import Place
 from twinhull.train.pace import Pace
 
 SAMPLES, BATCH = 203, 16
@@ -45,6 +45,9 @@ class Net(nn.Module):
         self.leave = nn.Linear(5, 1)
         self.enter.bias.requires_grad_(False)
 
+    def make_optimizer(self, lr: float) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=lr)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.enter(x)
         for block in self.blocks:
@@ -66,7 +69,7 @@ class Trial:
         self.engine = engines.choose(self.job, self.group, self.pace)
         torch.manual_seed(7 + self.group.rank)  # ranks begin with different weights
         self.model: Any = self.engine.model(Net())
-        self.optimizer = self.engine.optimizer(torch.optim.AdamW(self.model.parameters(), lr=1e-2))
+        self.optimizer = self.engine.optimizer(self.model.make_optimizer(lr=1e-2))
         self.schedule = self.engine.optimizer(
             torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 0.99**step)
         )
@@ -178,11 +181,27 @@ def optimizer_first(**facts: Any) -> str:
     return ""
 
 
+def unfit(how: str, **facts: Any) -> str:
+    """What is said to a model whose blocks share a weight, or that has no weights yet."""
+    job = Job(name="fit", **facts)
+    engine = engines.choose(job, Group.join(job), Pace())
+    with torch.device("meta" if how == "empty" else "cpu"):
+        model: Any = Net()
+    if how == "tied":
+        model.blocks[1].inner.weight = model.blocks[0].inner.weight
+    try:
+        engine.model(model)
+    except TwinhullError as error:
+        return str(error)
+    return ""
+
+
 KINDS: dict[str, Callable[..., Any]] = {
     "agree": agree,
     "resume": resume,
     "refused": refused,
     "optimizer_first": optimizer_first,
+    "unfit": unfit,
 }
 
 

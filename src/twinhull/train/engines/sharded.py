@@ -1,5 +1,6 @@
 """How do ranks train a model that each holds only a part of? By PyTorch's FSDP2, block by block."""
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,7 +22,8 @@ from torch.distributed.tensor import DTensor
 from twinhull.errors import TwinhullError
 from twinhull.train.engines import blocks
 from twinhull.train.engines.align import align, kept_buffers
-from twinhull.train.engines.guise import ways_in
+from twinhull.train.engines.calls import is_plain
+from twinhull.train.engines.guise import Method, ways_in
 from twinhull.train.engines.updates import Updates
 from twinhull.train.group import Group
 from twinhull.train.job import Job
@@ -58,9 +60,9 @@ class Sharded:
             blocks.recompute(found)
         for unit in [*reversed(found), model]:  # the innermost first
             self._shard(unit)
-        for name in ways_in(model):
+        for name in dict.fromkeys(ways_in(model)):
             if name != "forward":
-                register_fsdp_forward_method(model, name)
+                _gather_for(model, name)
         assert isinstance(model, FSDPModule)
         self._roots.append(model)
         facts = {
@@ -77,7 +79,7 @@ class Sharded:
     def optimizer(self, optimizer: Any) -> Any:  # Any: the user's own
         """The optimizer or schedule, which acts once a step."""
         if isinstance(optimizer, torch.optim.Optimizer):
-            _check_made_after(optimizer, self._sharded)
+            _check_sharded(optimizer, self._sharded)
         return self._updates.wrap(optimizer)
 
     def begin(self) -> None:
@@ -154,6 +156,19 @@ class _SumByShare:
         return dist.reduce_scatter_single(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
 
 
+def _gather_for(model: nn.Module, name: str) -> None:
+    """Let FSDP gather parameters for calls of this method too, if they compute."""
+    plain: Method = getattr(model, name)
+    register_fsdp_forward_method(model, name)
+    gathering: Method = getattr(model, name)
+
+    @functools.wraps(plain)
+    def call(*args: Any, **kwargs: Any) -> Any:  # Any: the user's own
+        return (plain if is_plain((args, kwargs)) else gathering)(*args, **kwargs)
+
+    setattr(model, name, call)
+
+
 def _mesh(group: Group, shard: int | None) -> DeviceMesh:
     kind, ranks = group.device.type, group.world_size
     if shard is None:
@@ -180,11 +195,13 @@ def _check(job: Job, model: nn.Module, found: Sequence[nn.Module]) -> None:
             )
 
 
-def _check_made_after(optimizer: torch.optim.Optimizer, sharded: set[int]) -> None:
-    """Raise TwinhullError for an optimizer of parameters that have been replaced by their shards."""
-    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    if sharded and not own & sharded:
+def _check_sharded(optimizer: torch.optim.Optimizer, sharded: set[int]) -> None:
+    """Raise TwinhullError for an optimizer of parameters that belong to no wrapped model."""
+    own = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    foreign = sum(number not in sharded for number in own)
+    if foreign:
         raise TwinhullError(
-            f"{type(optimizer).__name__} holds no parameter of the wrapped model: it would train nothing.",
-            hint="Wrap the model first and make the optimizer of what that gives.",
+            f"{type(optimizer).__name__}: {foreign} of its {len(own)} parameters are not those of a wrapped "
+            "model, and the ranks would not train them together.",
+            hint="Wrap the model first, then make the optimizer of its parameters.",
         )

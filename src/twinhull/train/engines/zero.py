@@ -19,6 +19,7 @@ from torch import nn
 from twinhull.errors import CheckpointError, TwinhullError
 from twinhull.train.engines import blocks
 from twinhull.train.engines.align import align, kept_buffers
+from twinhull.train.engines.calls import is_plain
 from twinhull.train.engines.guise import Method, give, ways_in
 from twinhull.train.engines.updates import Updates
 from twinhull.train.group import Group
@@ -173,7 +174,7 @@ class Zero:
             @functools.wraps(method)
             def call(self_: nn.Module, *args: Any, **kwargs: Any) -> Any:  # Any: the user's own
                 nonlocal is_inside
-                if is_inside or self._deepspeed is None:
+                if is_inside or self._deepspeed is None or is_plain((args, kwargs)):
                     return method(self_, *args, **kwargs)
                 is_inside = True
                 try:
@@ -222,7 +223,7 @@ def _initialize(entry: nn.Module, optimizer: torch.optim.Optimizer, config: dict
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     # A collective of its own for the CPU, which it would compile here and now, and say so on stdout.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(dist_backend=dist.get_backend(), verbose=False)
+    deepspeed.init_distributed("nccl" if torch.cuda.is_available() else "gloo", verbose=False)
     engine, *_ = deepspeed.initialize(model=entry, optimizer=optimizer, config=config)
     return engine
 
