@@ -62,7 +62,7 @@ def system(run: Path, **train: object) -> None:
 
 def ours(run: Path, ranks: int, env: Mapping[str, str], *options: str) -> subprocess.Popen[bytes]:
     """Our launcher; its words go into RUN/log."""
-    argv = [sys.executable, "-m", "twinhull.train.launch", "--run", str(run), "--train", "fit"]
+    argv = [sys.executable, "-m", "twinhull.train.supervise.launch", "--run", str(run), "--train", "fit"]
     return _start([*argv, "--ranks", str(ranks), "--nice", "0", *options], run, env)
 
 

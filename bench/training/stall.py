@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from twinhull.train.checkpoints.keep import Keeper
+from twinhull.train.checkpoints.manifest import Place
 from twinhull.train.group import Group
 from twinhull.train.job import Job
-from twinhull.train.keep import Keeper
-from twinhull.train.manifest import Place
 from twinhull.train.pace import Pace
 
 WIDTH, LAYERS, ROWS = 1024, 17, 64  # 17.8 million parameters in fp32 and AdamW's two moments: 214 MB

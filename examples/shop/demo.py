@@ -35,7 +35,7 @@ from twinhull.serve.load_generator import Generator, Shot, constant  # noqa: E40
 from twinhull.serve.load_report import LoadReport, Totals  # noqa: E402
 from twinhull.system.load import load  # noqa: E402
 from twinhull.system.model import Endpoint  # noqa: E402
-from twinhull.train import live  # noqa: E402
+from twinhull.train.supervise import live  # noqa: E402
 
 RATE = 150.0  # requests a second
 ALLOWANCE_S = 0.020  # beyond the deadline, at the client: the way there and back on a busy machine

@@ -92,7 +92,7 @@ def join(
     A machine that is cut off ends its ranks by itself, and joins again as soon as it can. SIGTERM or Ctrl-C
     says that it is about to go: the run saves and goes on without it.
     """
-    from twinhull.train.join import Options, join
+    from twinhull.train.supervise.join import Options, join
 
     return join(Options.of(launcher, ranks=ranks, name=name, token_file=token_file, code=code))
 
@@ -184,7 +184,7 @@ def checkpoints(
 
     prune never removes the newest that verifies; verify leaves with 1 if one is damaged.
     """
-    from twinhull.train.inventory import main as run_checkpoints
+    from twinhull.train.checkpoints.inventory import main as run_checkpoints
 
     return run_checkpoints(action, file, run=run, train=train, keep=keep, fmt=format)
 

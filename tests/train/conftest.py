@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from twinhull.rundir import RunDirectory
-from twinhull.train import live
 from twinhull.train.job import Job
+from twinhull.train.supervise import live
 
 APPS = Path(__file__).parent / "apps"
 

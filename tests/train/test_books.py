@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from twinhull.errors import TwinhullError
-from twinhull.train import live
 from twinhull.train.books import Books
 from twinhull.train.group import Group
 from twinhull.train.job import Job
-from twinhull.train.live import Beat, Doing
 from twinhull.train.pace import Pace
 from twinhull.train.run import Run
+from twinhull.train.supervise import live
+from twinhull.train.supervise.live import Beat, Doing
 
 
 def books_of(folder: Path, rank: int = 0, **facts: Any) -> Books:

@@ -15,15 +15,15 @@ import pytest
 import torch
 
 from twinhull.errors import CheckpointError, RunInUse
-from twinhull.train.checkpoint import Store
-from twinhull.train.fence import Overtaken
+from twinhull.train.checkpoints.fence import Overtaken
+from twinhull.train.checkpoints.keep import Keeper
+from twinhull.train.checkpoints.manifest import MANIFEST, STATE, Place
+from twinhull.train.checkpoints.remote import Remote
+from twinhull.train.checkpoints.restore import read_skeletons, restore
+from twinhull.train.checkpoints.skeleton import unfit
+from twinhull.train.checkpoints.store import Store
 from twinhull.train.group import Group
 from twinhull.train.job import Job
-from twinhull.train.keep import Keeper
-from twinhull.train.manifest import MANIFEST, STATE, Place
-from twinhull.train.remote import Remote
-from twinhull.train.restore import read_skeletons, restore
-from twinhull.train.skeleton import unfit
 
 ALONE = Group(0, 1, torch.device("cpu"))
 FILES = [".metadata", "__0_0.distcp", MANIFEST, STATE]

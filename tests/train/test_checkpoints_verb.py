@@ -11,12 +11,12 @@ import torch
 
 from twinhull.errors import TwinhullError
 from twinhull.rundir import RunDirectory, default_for
+from twinhull.train.checkpoints.inventory import main
+from twinhull.train.checkpoints.keep import Keeper
+from twinhull.train.checkpoints.manifest import Place
+from twinhull.train.checkpoints.remote import Remote
 from twinhull.train.group import Group
-from twinhull.train.inventory import main
 from twinhull.train.job import Job
-from twinhull.train.keep import Keeper
-from twinhull.train.manifest import Place
-from twinhull.train.remote import Remote
 
 SYSTEM = "name: shop\nworkloads: {fit: {train: app:fit}, tune: {train: app:tune}}\n"
 

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from twinhull.handoff.registry import Registry
-from twinhull.train.script import family
+from twinhull.train.scripts.script import family
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(60)]
 
@@ -43,7 +43,7 @@ class Commanded:
         self.lines: list[dict[str, Any]] = []
         self.said: list[str] = []
         words = [
-            "twinhull.train.command",
+            "twinhull.train.scripts.command",
             "--run",
             str(self.run),
             "--train",

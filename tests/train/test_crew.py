@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from twinhull.train import grace, memory
-from twinhull.train.crew import GATHER_S, GROW_STEPS, Size
+from twinhull.train.supervise import grace, memory
+from twinhull.train.supervise.crew import GATHER_S, GROW_STEPS, Size
 
 
 def test_the_first_start_waits_a_while_for_all_hosts_and_later_ones_do_not() -> None:

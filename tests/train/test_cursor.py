@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinhull.train.cursor import Cursor, advance, batches_left, most_at_once, order, split, step_seed
+from twinhull.train.data.cursor import Cursor, advance, batches_left, most_at_once, order, split, step_seed
 
 
 @given(

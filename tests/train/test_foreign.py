@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch_file
 
 from twinhull.handoff.registry import Registry
-from twinhull.train.foreign import Before, NoModel, model_in, publish
+from twinhull.train.scripts.foreign import Before, NoModel, model_in, publish
 
 ONE, TWO = np.ones(4, np.float32), np.full(4, 2.0, np.float32)
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest import approx
 
-from twinhull.train.goodput import Ledger, Spent
+from twinhull.train.supervise.goodput import Ledger, Spent
 
 seconds = st.floats(0, 1e6)
 spents = st.builds(Spent, seconds, seconds, st.integers(0, 10**6), st.integers(-5, 10**6), seconds, seconds)

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from twinhull.handoff.registry import Registry
-from twinhull.train import wire
+from twinhull.train.supervise import wire
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
 

@@ -16,12 +16,12 @@ import torch
 from torch import nn
 
 from twinhull.errors import CheckpointError, TwinhullError
-from twinhull.train.checkpoint import Store
-from twinhull.train.cost import Cost
+from twinhull.train.checkpoints.cost import Cost
+from twinhull.train.checkpoints.keep import Keeper
+from twinhull.train.checkpoints.manifest import Place
+from twinhull.train.checkpoints.store import Store
 from twinhull.train.group import Group
 from twinhull.train.job import Job
-from twinhull.train.keep import Keeper
-from twinhull.train.manifest import Place
 from twinhull.train.pace import Pace
 
 ALONE = Group(0, 1, torch.device("cpu"))

@@ -17,7 +17,7 @@ import pytest
 
 from twinhull import broker
 from twinhull.handoff import events
-from twinhull.train.checkpoint import Store
+from twinhull.train.checkpoints.store import Store
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(90)]
 
@@ -295,7 +295,7 @@ def test_a_train_workload_of_the_system_file_runs_and_publishes(tmp_path: Path) 
     argv = [
         sys.executable,
         "-m",
-        "twinhull.train.launch",
+        "twinhull.train.supervise.launch",
         "--run",
         str(run),
         "--train",

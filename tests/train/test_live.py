@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from twinhull.train import live
-from twinhull.train.live import Beat, Doing, Failure, Phase
+from twinhull.train.supervise import live
+from twinhull.train.supervise.live import Beat, Doing, Failure, Phase
 
 
 def test_what_a_rank_has_written_can_be_read(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, TensorDataset
 
 from twinhull.errors import CheckpointError, TwinhullError
-from twinhull.train.ahead import is_dataset
+from twinhull.train.data.ahead import is_dataset
+from twinhull.train.data.iterable import IterableLoader
+from twinhull.train.data.loader import Loader, Source, Start
 from twinhull.train.group import Group
-from twinhull.train.iterable import IterableLoader
-from twinhull.train.loader import Loader, Source, Start
 from twinhull.train.run import Run
 
 CPU = torch.device("cpu")

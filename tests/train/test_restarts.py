@@ -1,4 +1,4 @@
-from twinhull.train.restarts import CRASHES, Ended, History
+from twinhull.train.supervise.restarts import CRASHES, Ended, History
 
 
 def after(*ended: Ended) -> History:

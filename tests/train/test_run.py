@@ -12,8 +12,8 @@ from torch import nn
 
 from twinhull.errors import CheckpointError, TwinhullError, UserCodeError
 from twinhull.handoff.registry import Registry
-from twinhull.train.rank import training_function
 from twinhull.train.run import Run
+from twinhull.train.supervise.rank import training_function
 
 APPS = Path(__file__).parent / "apps"
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from twinhull.train import whole
-from twinhull.train.entries import entries, step_of
-from twinhull.train.seals import SETTLE_S, Checkpoints
+from twinhull.train.scripts import whole
+from twinhull.train.scripts.entries import entries, step_of
+from twinhull.train.scripts.seals import SETTLE_S, Checkpoints
 
 
 def checkpoint(root: Path, step: int, *files: str) -> Path:

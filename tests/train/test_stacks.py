@@ -8,14 +8,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from twinhull.train import live, stacks
+from twinhull.train.supervise import live, stacks
 
 pytestmark = pytest.mark.live
 
 PROGRAM = """
 import sys, threading
 from pathlib import Path
-from twinhull.train import live, stacks
+from twinhull.train.supervise import live, stacks
 
 def waits_for_a_lock_that_nobody_opens():
     print("ready", flush=True)

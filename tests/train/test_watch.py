@@ -3,8 +3,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinhull.train.live import Doing, Phase, Record
-from twinhull.train.watch import LONGEST_LOOK_S, START_S, Hang, Records, Watch
+from twinhull.train.supervise.live import Doing, Phase, Record
+from twinhull.train.supervise.watch import LONGEST_LOOK_S, START_S, Hang, Records, Watch
 
 LOOK_S = 0.5
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from twinhull.train import wire
-from twinhull.train.wire import Connection, Ping, Pong, Refused
+from twinhull.train.supervise import wire
+from twinhull.train.supervise.wire import Connection, Ping, Pong, Refused
 
 
 class Word(msgspec.Struct, frozen=True, tag="word"):

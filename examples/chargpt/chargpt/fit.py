@@ -76,9 +76,8 @@ def main() -> None:
     loss = train(run, text, given.steps)
     run.finish()
     if run.rank == 0:
-        print(
-            f"loss {loss:.3f} nats a character after {run.step} steps; pairs of characters alone: {bigram_loss(text):.3f}"
-        )
+        print(f"loss {loss:.3f} nats a character after {run.step} steps")
+        print(f"     {bigram_loss(text):.3f} is the best guess from one character alone")
 
 
 if __name__ == "__main__":

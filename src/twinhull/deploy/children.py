@@ -15,7 +15,7 @@ from twinhull.rundir import RunDirectory
 from twinhull.serve import layout
 from twinhull.system.lanes import lanes_of
 from twinhull.system.model import System, Task, Train
-from twinhull.train import place as join
+from twinhull.train.supervise import place as join
 
 Plane = Literal["training", "serving"]
 _TRAINING_ENDS = frozenset({0, 1, 2, 75})  # done, failed for good, the user's to mend, stopped and saved
@@ -65,7 +65,7 @@ def training(system: System, local: Local, at: Place, join_at: str | None = None
             address, port = join.parsed(join_at)
             number = port and port + list(local.hosts).index(name)
             where = ("--listen", f"{address}:{number}", "--nodes", str(local.hosts[name]))
-        module = "twinhull.train.command" if train.command else "twinhull.train.launch"
+        module = "twinhull.train.scripts.command" if train.command else "twinhull.train.supervise.launch"
         command = _module(at, f"train:{name}", module, "--train", name, *where)
         found.append(replace(command, grace_s=train.warning or command.grace_s))
     return found

@@ -12,10 +12,10 @@ from twinhull.rundir import RunDirectory
 from twinhull.train.finite import Finite
 from twinhull.train.group import Group
 from twinhull.train.job import Job
-from twinhull.train.live import Beat, Doing
 from twinhull.train.metrics import Metrics
 from twinhull.train.pace import Pace
 from twinhull.train.progress import Progress
+from twinhull.train.supervise.live import Beat, Doing
 
 _NAMES = tuple(f"{part.name.lower()}_s" for part in Part)
 

@@ -11,13 +11,13 @@ from torch import nn
 from twinhull.errors import BrokerError, ModelRefused, TwinhullError
 from twinhull.handoff.registry import Registry
 from twinhull.rundir import RunDirectory
-from twinhull.train.checkpoint import Store
+from twinhull.train.checkpoints.store import Store
 from twinhull.train.job import Job
 
 if TYPE_CHECKING:  # redis costs a rank's start a sixth of a second, and most ranks never need it
     import redis
 
-    from twinhull.train.events import Stream
+    from twinhull.train.data.events import Stream
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ def stream(job: Job, name: str) -> "Stream":
     from twinhull import broker
     from twinhull.broker import Keys
     from twinhull.handoff.events import Reader
-    from twinhull.train.events import Stream
+    from twinhull.train.data.events import Stream
 
     url = os.environ.get(broker.VARIABLE)
     if url is None or not job.system:

@@ -14,17 +14,17 @@ from torch.utils.data import default_collate
 from twinhull.errors import TwinhullError
 from twinhull.train import handover, sowing
 from twinhull.train.agree import Agreement
-from twinhull.train.ahead import Collate, Dataset, is_dataset
 from twinhull.train.books import Books
+from twinhull.train.checkpoints.keep import Keeper
+from twinhull.train.checkpoints.manifest import Place
+from twinhull.train.data.ahead import Collate, Dataset, is_dataset
+from twinhull.train.data.iterable import IterableLoader
+from twinhull.train.data.loader import Events, Loader, Pass, Source, Start
 from twinhull.train.engines.choose import choose
 from twinhull.train.group import Group
-from twinhull.train.iterable import IterableLoader
 from twinhull.train.job import Job
-from twinhull.train.keep import Keeper
-from twinhull.train.live import Beat
-from twinhull.train.loader import Events, Loader, Pass, Source, Start
-from twinhull.train.manifest import Place
 from twinhull.train.pace import Pace
+from twinhull.train.supervise.live import Beat
 
 Thing = TypeVar("Thing")
 
@@ -140,7 +140,7 @@ class Run:
                 hint="Shuffle where it is made, or give it __len__ and __getitem__.",
             )
         if isinstance(source, Events):
-            from twinhull.train.events import EventLoader
+            from twinhull.train.data.events import EventLoader
 
             return EventLoader(handover.stream(self._job, source.name), batch_size, collate)
         samples: Any = source  # Any: the user's own

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import torch
 
-from twinhull.train.cursor import step_seed
+from twinhull.train.data.cursor import step_seed
 from twinhull.train.group import Group
 
 _DATA = 0x5EED  # so that a sample and the step that trains it draw different numbers

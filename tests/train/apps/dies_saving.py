@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 
 from twinhull.errors import CheckpointError
-from twinhull.train.checkpoint import Store
+from twinhull.train.checkpoints.keep import Keeper
+from twinhull.train.checkpoints.manifest import Place
+from twinhull.train.checkpoints.restore import read_skeletons, restore
+from twinhull.train.checkpoints.store import Store
 from twinhull.train.group import Group
 from twinhull.train.job import Job
-from twinhull.train.keep import Keeper
-from twinhull.train.manifest import Place
-from twinhull.train.restore import read_skeletons, restore
 
 
 class Held:

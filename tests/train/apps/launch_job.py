@@ -1,4 +1,4 @@
-"""The launcher of a job given as JSON: what `twinhull.train.launch` does after it has read the file.
+"""The launcher of a job given as JSON: what `supervise.launch` does after it has read the file.
 
 `launch_job.py JOB EVERY_S RANKS [LISTEN LOW HIGH LEASE_S]`
 """
@@ -9,10 +9,10 @@ from pathlib import Path
 
 from twinhull import logs, processes
 from twinhull.errors import TwinhullError
-from twinhull.train.crew import Size
 from twinhull.train.job import Job
-from twinhull.train.launch import Alone, Launcher
-from twinhull.train.workload import Workload
+from twinhull.train.supervise.crew import Size
+from twinhull.train.supervise.launch import Alone, Launcher
+from twinhull.train.supervise.workload import Workload
 
 processes.die_with_parent()
 if group := os.environ.get("CGROUP"):
@@ -24,7 +24,7 @@ walltime_s = float(os.environ.get("WALLTIME_S", "0")) or None
 workload = Workload(job, float(sys.argv[2]) or None, walltime_s, notice)
 try:
     if len(sys.argv) > 4:
-        from twinhull.train.door import opened
+        from twinhull.train.supervise.door import opened
 
         listen, low, high, lease_s = sys.argv[4:]
         crew = opened(workload, listen, float(lease_s), 5)

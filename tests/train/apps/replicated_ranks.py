@@ -15,7 +15,7 @@ from torch import nn
 
 from twinhull.errors import TwinhullError
 from twinhull.train import engines
-from twinhull.train.cursor import split
+from twinhull.train.data.cursor import split
 from twinhull.train.group import Group
 from twinhull.train.job import Job
 from twinhull.train.pace import Pace

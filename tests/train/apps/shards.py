@@ -20,11 +20,11 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from twinhull.errors import CheckpointError
-from twinhull.train.checkpoint import Store
+from twinhull.train.checkpoints.keep import Keeper
+from twinhull.train.checkpoints.manifest import Place
+from twinhull.train.checkpoints.store import Store
 from twinhull.train.group import Group
 from twinhull.train.job import Job
-from twinhull.train.keep import Keeper
-from twinhull.train.manifest import Place
 from twinhull.train.pace import Pace
 
 STEP = 7

@@ -1,0 +1,1 @@
+"""How is a training script supervised that knows nothing of Twinhull?"""

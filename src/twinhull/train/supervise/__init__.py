@@ -1,0 +1,1 @@
+"""Who starts the ranks, watches them and starts them again, on one machine or several?"""
