@@ -46,7 +46,7 @@ class Ledger:
         started_s = _within(spent.started_s, spent.wall_s)
         worked_s = _within(spent.worked_s, spent.wall_s - started_s)
         stalled_s = _within(spent.stalled_s, spent.wall_s - started_s - worked_s)
-        useful_s = worked_s * _within(spent.new_steps, spent.steps) / spent.steps if spent.steps else 0.0
+        useful_s = worked_s * (_within(spent.new_steps, spent.steps) / spent.steps) if spent.steps else 0.0
         restarts = dict(self.restarts)
         if restarted_for:
             restarts[restarted_for] = restarts.get(restarted_for, 0) + 1
@@ -54,7 +54,7 @@ class Ledger:
             self,
             wall_s=self.wall_s + spent.wall_s,
             useful_s=self.useful_s + useful_s,
-            repeated_s=self.repeated_s + worked_s - useful_s,
+            repeated_s=self.repeated_s + (worked_s - useful_s),
             stalled_s=self.stalled_s + stalled_s,
             starting_s=self.starting_s + (0.0 if restarted_for else started_s),
             restarting_s=self.restarting_s + (started_s if restarted_for else 0.0),
