@@ -62,7 +62,7 @@ class Ranks:
         if world_size == 4:
             hsdp = {"engine": "hsdp", "shard": 2}
             return {
-                "hsdp": ("agree", hsdp),
+                "hsdp": ("agree", {**hsdp, "steps": A_FEW}),
                 "hsdp in micro-batches": ("agree", {**hsdp, "micro_batch": 1, "steps": A_FEW}),
                 "resumed": ("resume", {**self._saved("fsdp"), **hsdp}),
             }
@@ -76,6 +76,8 @@ class Ranks:
                 for engine in ("fsdp", "zero-1", "zero-3")
             },
             "recomputed": ("agree", {"engine": "fsdp", "recompute": True, "steps": A_FEW}),
+            "offloaded zero-2": ("agree", {"engine": "zero-2", "offload": True, **micro}),
+            "offloaded zero-3": ("agree", {"engine": "zero-3", "offload": True}),
             "offloaded": ("agree", {"engine": "fsdp", "offload": True, "steps": A_FEW}),
             "tied": ("unfit", {"engine": "fsdp", "how": "tied"}),
             "empty": ("unfit", {"engine": "fsdp", "how": "empty"}),
@@ -106,6 +108,11 @@ def agree(one: Any, other: Any) -> None:
 @pytest.mark.parametrize("engine", OF_TWO)
 def test_two_ranks_train_as_one_would(ranks: Ranks, engine: str, how: str) -> None:
     agree(ranks.of(2)[engine + how], ranks.of(1)["single"])
+
+
+@pytest.mark.parametrize("engine", ["zero-2", "zero-3"])
+def test_an_optimizer_in_cpu_memory_trains_as_one_rank_would(ranks: Ranks, engine: str) -> None:
+    agree(ranks.of(2)[f"offloaded {engine}"], ranks.of(1)["single"])
 
 
 @pytest.mark.parametrize("how", ["", " in micro-batches"])
