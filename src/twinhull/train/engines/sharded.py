@@ -55,7 +55,8 @@ class Sharded:
         """The model itself, of which this rank holds its part."""
         found = blocks.of(model)
         _check(self._job, model, found)
-        align([*model.parameters(), *model.buffers()])  # before the model is moved: it may not fit the device
+        for tensor in (*model.parameters(), *model.buffers()):
+            align([tensor])  # one by one, where they are: a second copy of the model might not fit
         if self._job.recompute:
             blocks.recompute(found)
         for unit in [*reversed(found), model]:  # the innermost first
