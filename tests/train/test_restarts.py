@@ -1,4 +1,4 @@
-from twinhull.train.supervise.restarts import CRASHES, Ended, History
+from twinhull.train.supervise.restarts import CRASHES, Ended, History, until_next
 
 
 def after(*ended: Ended) -> History:
@@ -63,3 +63,9 @@ def test_hangs_at_one_step_are_counted_until_the_run_gets_beyond_it() -> None:
     assert after(hang(7), hang(7), loss(3), hang(7)).hangs == 3
     assert after(hang(7), hang(7), loss(8)).hangs == 0
     assert after(hang(7), hang(9)).hangs == 1
+
+
+def test_a_clock_that_jumps_makes_no_wait_longer_than_a_cycle() -> None:
+    assert until_next(started=1000.0, every_s=60.0, now=1010.0) == 50.0
+    assert until_next(started=1000.0, every_s=60.0, now=999999.0) == 0.0  # it has jumped ahead
+    assert until_next(started=1000.0, every_s=60.0, now=-999999.0) == 60.0  # and back

@@ -2,8 +2,8 @@
 
 `python -m twinhull.train.scripts.command --run DIR --train NAME --ranks N`
 
-Exit codes as of `supervise.launch`: 0 done (or asked to stop while it waited for the next cycle), 1 failed for
-good, 2 the user can mend it, 75 stopped early.
+Exit codes as of `supervise.launch`: 0 done (or asked to stop while it waited for the next cycle), 1 failed
+for good, 2 the user can mend it, 75 stopped early.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from twinhull.train.scripts.script import MARK, POLL_S, Outcome, Script, end_fam
 from twinhull.train.scripts.seals import Checkpoints
 from twinhull.train.supervise import grace
 from twinhull.train.supervise.notice import Notice
-from twinhull.train.supervise.restarts import Ended, History
+from twinhull.train.supervise.restarts import Ended, History, until_next
 
 DONE, FAILED, STOPPED = 0, 1, 75
 LOST = (  # against a function that is given a Run; said once, at the start
@@ -100,7 +100,7 @@ class Launcher:
             if cycle.done:
                 if self._command.every_s is None:
                     return DONE
-                if not self._rest_until(cycle.started + self._command.every_s):
+                if not self._rest(until_next(cycle.started, self._command.every_s, time.time())):
                     return DONE
                 cycle = Cycle(cycle.number + 1, time.time(), generation=cycle.generation)
             cycle.write(self._file)
@@ -134,7 +134,7 @@ class Launcher:
                     return FAILED
                 if history.wait_s > 0:
                     log.info("waiting before the next generation", extra={"wait_s": history.wait_s})
-                    self._rest_until(time.time() + history.wait_s)
+                    self._rest(history.wait_s)
         finally:
             checkpoints.close()
         log.info("stopped early")
@@ -201,9 +201,10 @@ class Launcher:
             if number.isdecimal() and int(number) < cycle - 1:
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _rest_until(self, due: float) -> bool:
-        while time.time() < due and not self._must_stop():
-            time.sleep(min(POLL_S, max(0.0, due - time.time())))
+    def _rest(self, seconds: float) -> bool:
+        due = time.monotonic() + seconds
+        while time.monotonic() < due and not self._must_stop():
+            time.sleep(min(POLL_S, max(0.0, due - time.monotonic())))
         return not self._stopping
 
     def _must_stop(self) -> bool:

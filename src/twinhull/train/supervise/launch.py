@@ -33,7 +33,7 @@ from twinhull.train.supervise.crew import Size
 from twinhull.train.supervise.generation import POLL_S, Cause, Generation, Outcome, Request
 from twinhull.train.supervise.hosts import Host, LocalHost
 from twinhull.train.supervise.lease import LEASE_S
-from twinhull.train.supervise.restarts import Ended, History
+from twinhull.train.supervise.restarts import Ended, History, until_next
 from twinhull.train.supervise.wire import now
 from twinhull.train.supervise.workload import Workload, described
 
@@ -153,7 +153,7 @@ class Launcher:
         """Wait until the next cycle is due; False if there is none, or when asked to stop."""
         if self._workload.every_s is None:
             return False
-        return self._rest_until(done.cycle_started + self._workload.every_s)
+        return self._rest(until_next(done.cycle_started, self._workload.every_s, time.time()))
 
     def _cycle(self, job: Job) -> int:
         """Generations until the training function has returned on all ranks."""
@@ -177,7 +177,7 @@ class Launcher:
                 return FAILED
             if history.wait_s > 0:
                 log.info("waiting before the next generation", extra={"wait_s": history.wait_s})
-                self._rest_until(time.time() + history.wait_s)
+                self._rest(history.wait_s)
                 self._account.waited(history.wait_s)
         log.info("stopped early", extra={"step": self._furthest})
         return STOPPED
@@ -244,10 +244,11 @@ class Launcher:
         self._shown.add(outcome.failure.error)
         log.error("training crashed", extra=words)
 
-    def _rest_until(self, due: float) -> bool:
-        while time.time() < due and not self._must_stop():
+    def _rest(self, seconds: float) -> bool:
+        due = now() + seconds
+        while now() < due and not self._must_stop():
             self._crew.hosts()
-            time.sleep(min(POLL_S, max(0.0, due - time.time())))
+            time.sleep(min(POLL_S, max(0.0, due - now())))
         return not self._stopping
 
     def _must_stop(self) -> bool:

@@ -70,3 +70,8 @@ class History:
         if self.in_a_row <= 1:
             return 0.0
         return min(FIRST_WAIT_S * 2.0 ** min(self.in_a_row - 2, 20), LONGEST_WAIT_S)
+
+
+def until_next(started: float, every_s: float, now: float) -> float:
+    """Seconds until the cycle after the one that started then; at most `every_s`, whatever the clock does."""
+    return min(every_s, max(0.0, started + every_s - now))
