@@ -261,6 +261,8 @@ class Run:
         """The user's code has left the loop: the step counts, unless micro-batches of it were to come."""
         if is_whole:
             self._advance(loop)
+        else:
+            self._pace.enter(1.0, is_first=True, is_last=True)
         self._leave()
         self._books.broken_off()
 
