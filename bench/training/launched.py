@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 HERE = Path(__file__).resolve().parent.parent
 T = TypeVar("T")
+_FRESH_S = 0.2  # a rank that has noted no step for so long may be gone
 ENV = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
 
 
@@ -83,9 +84,17 @@ def _start(argv: list[str], run: Path, env: Mapping[str, str]) -> subprocess.Pop
 
 def signalled(run: Path, rank: int, number: signal.Signals, beyond: int) -> tuple[float, int]:
     """Send a signal to a rank once it has done `beyond` steps in its present life: when, and to whom."""
-    pid = until(lambda: _steady(run / "notes", rank, beyond))
-    os.kill(pid, number)
-    return time.time(), pid
+
+    def sent() -> tuple[float, int] | None:
+        pid = _steady(run / "notes", rank, beyond)
+        try:
+            return (time.time(), pid) if pid and os.kill(pid, number) is None else None
+        except ProcessLookupError:  # it has gone with the one that was lost before
+            return None
+
+    found = until(sent)
+    assert found is not None
+    return found
 
 
 def training_again(run: Path, rank: int, pid: int, since: float, within_s: float = 120.0) -> float:
@@ -116,7 +125,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 def _steady(notes: Path, rank: int, beyond: int) -> int:
     found = steps(notes, rank)
-    if not found:
+    if not found or time.time() - found[-1].at > _FRESH_S:
         return 0
     pid = found[-1].pid
     own = [step for step in found if step.pid == pid]
