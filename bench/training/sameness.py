@@ -87,12 +87,12 @@ def resized(place: Path, num_steps: int) -> tuple[list[int], bool, float]:
 
 
 def engines(folder: Path) -> list[Result]:
-    """Fifty steps with each engine on two ranks, beside one rank alone."""
+    """Fifty steps with each engine on two ranks (hsdp: four), beside one rank alone."""
     env = {"STEPS": "50", "SAMPLES": "1203"}
     found: dict[str, dict[int, float]] = {}
     for engine in ("single", "ddp", "fsdp", "hsdp", "zero-1", "zero-2", "zero-3"):
-        launched.system(folder / engine, parallel=f"{{engine: {engine}}}")
-        ranks = 1 if engine == "single" else 2
+        ranks = {"single": 1, "hsdp": 4}.get(engine, 2)
+        launched.system(folder / engine, parallel={"engine": engine, "shard": 2})
         process = launched.ours(folder / engine, ranks, env)
         process.wait(180)
         found[engine] = launched.global_losses(folder / engine, ranks)
