@@ -1,9 +1,9 @@
-"""The shop is found the way `twinhull up` finds it: beside its system file."""
+"""The examples are found the way `twinhull up` finds them: beside their system files."""
 
 import os
 import sys
 from pathlib import Path
 
-SHOP = Path(__file__).parents[2] / "examples" / "shop"
-sys.path.insert(0, str(SHOP))
+EXAMPLES = Path(__file__).parents[2] / "examples"
+sys.path[:0] = [str(EXAMPLES / "shop"), str(EXAMPLES / "chargpt")]
 os.environ.setdefault("TWINHULL_SHOP_DATA", "synthetic")  # tests need no network
