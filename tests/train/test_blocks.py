@@ -2,9 +2,11 @@
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 
+from twinhull.errors import TwinhullError
 from twinhull.train.engines import blocks
 
 
@@ -76,3 +78,8 @@ def test_recomputing_changes_no_number_and_no_name() -> None:
     assert list(again.state_dict()) == list(plain.state_dict())
     for one, other in zip(plain.parameters(), again.parameters(), strict=True):
         assert one.grad is None or torch.equal(one.grad, other.grad)
+
+
+def test_a_model_without_blocks_cannot_recompute_and_is_told_the_way_out() -> None:
+    with pytest.raises(TwinhullError, match=r"no blocks .* sharded_blocks\(\)"):
+        blocks.recompute(blocks.of(nn.Linear(2, 2)))

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from twinhull.errors import TwinhullError
 from twinhull.train.engines.guise import Method, replace
 
 
@@ -32,7 +33,15 @@ def named(found: list[nn.Module]) -> str:
 
 
 def recompute(found: list[nn.Module]) -> None:
-    """Let each block keep only its inputs and compute the rest again in the backward pass."""
+    """Let each block keep only its inputs and compute the rest again in the backward pass.
+
+    Raises TwinhullError if there is none.
+    """
+    if not found:
+        raise TwinhullError(
+            "`recompute` works block by block, and this model has no blocks that could be told apart.",
+            hint="Give it a method sharded_blocks() that returns them, or leave `recompute` out.",
+        )
     for block in found:
         replace(block, {"forward": _recomputed})
 

@@ -105,9 +105,9 @@ class Replicated:
         """
         if bucket.index() == 0:
             self._check_weight(reducer)
+        if bucket.is_last():
             if self.on_local_gradients is not None:
                 self.on_local_gradients()
-        if bucket.is_last():
             _at_end_of_backward(partial(reducer.prepare_for_backward, []))  # there may be one more
         weighted = bucket.buffer().mul_(self._pace.share)
         work: Any = dist.all_reduce(weighted, async_op=True)  # Any: it has no stub for get_future

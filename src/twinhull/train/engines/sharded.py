@@ -54,6 +54,7 @@ class Sharded:
     def model(self, model: nn.Module) -> nn.Module:
         """The model itself, of which this rank holds its part."""
         found = blocks.of(model)
+        names = blocks.named(found)  # now: FSDP calls them otherwise
         _check(self._job, model, found)
         for tensor in (*model.parameters(), *model.buffers()):
             align([tensor])  # one by one, where they are: a second copy of the model might not fit
@@ -67,7 +68,7 @@ class Sharded:
         assert isinstance(model, FSDPModule)
         self._roots.append(model)
         facts = {
-            "blocks": blocks.named(found),
+            "blocks": names,
             "ranks": self._mesh.shape[-1],
             "copies": self._group.world_size // self._mesh.shape[-1],
         }
