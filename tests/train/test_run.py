@@ -10,8 +10,12 @@ import pytest
 import torch
 from torch import nn
 
+from twinhull import broker
 from twinhull.errors import CheckpointError, TwinhullError, UserCodeError
 from twinhull.handoff.registry import Registry
+from twinhull.train.checkpoints.store import Store
+from twinhull.train.group import Group
+from twinhull.train.job import Job
 from twinhull.train.run import Run
 from twinhull.train.supervise.rank import training_function
 
@@ -215,3 +219,30 @@ def test_gradients_of_unequal_parts_equal_those_of_one_process() -> None:
     for size, gradients in found:
         for ours, theirs in zip(json.loads(gradients), json.loads(expected[size]), strict=True):
             torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs))
+
+
+@pytest.mark.live
+@pytest.mark.timeout(90)
+def test_under_plain_torchrun_sigterm_saves_one_step_on_all_ranks(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(APPS)}
+    script = [str(APPS / "by_torchrun.py"), str(tmp_path)]
+    process = subprocess.Popen([*torchrun, *script], env=env, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process.stdout as said:
+        assert said.readline() == "step 20\n"
+        process.terminate()
+        said.read()
+    process.wait(30)  # with 1, though all went well: the checkpoint must tell
+    found = Store(tmp_path / "checkpoints" / "fit").newest()
+    assert found is not None
+    assert found.place.step >= 20
+    assert found.world_size == 2
+
+
+def test_publishing_needs_no_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(broker.VARIABLE, f"unix://{tmp_path}/nobody.sock")
+    run = Run(Job(name="fit", system="shop", directory=tmp_path), Group(0, 1, torch.device("cpu")))
+    model, _ = train(run)
+    assert run.publish(model) == 1
+    assert Registry(tmp_path / "registry").newest("fit") is not None

@@ -1,5 +1,6 @@
 """The handle that a training function is given: wraps, feeds, saves, resumes, publishes, leaves in time."""
 
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import default_collate
 
@@ -88,11 +90,15 @@ class Run:
     ) -> "Run":
         """A run without a launcher: in plain Python, or one rank of a plain `torchrun`.
 
-        Nothing is saved and nothing published unless a run directory is given.
+        Nothing is saved and nothing published unless a run directory is given. Under torchrun SIGTERM, which
+        it passes on, is a wish to save and leave.
         """
         job = Job(name=name, directory=directory, seed=seed, engine=engine,
                   save_every_s=600.0, cycle_started=time.time())  # fmt: skip
-        return cls(job, Group.join(job))
+        run = cls(job, Group.join(job))
+        if dist.is_torchelastic_launched():
+            signal.signal(signal.SIGTERM, lambda _number, _frame: run.ask_to_stop())
+        return run
 
     @overload
     def wrap(self, thing: nn.Module) -> Any: ...  # Any: looks like the module that was given
