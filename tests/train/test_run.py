@@ -246,3 +246,11 @@ def test_publishing_needs_no_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     model, _ = train(run)
     assert run.publish(model) == 1
     assert Registry(tmp_path / "registry").newest("fit") is not None
+
+
+def test_a_loss_that_is_no_number_in_the_last_step_of_a_stream_is_not_saved(tmp_path: Path) -> None:
+    run = Run.alone(name="fit", directory=tmp_path)
+    with pytest.raises(TwinhullError, match=r"not finite: found after step 3; nothing was saved yet"):
+        for numbers in run.steps(run.loader(iter(range(6)), batch_size=2, collate=list)):
+            run.report(loss=float("nan") if 5 in numbers else 1.0)
+    assert Store(tmp_path / "checkpoints" / "fit").newest() is None

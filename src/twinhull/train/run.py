@@ -1,10 +1,8 @@
 """The handle that a training function is given: wraps, feeds, saves, resumes, publishes, leaves in time."""
 
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -21,11 +19,12 @@ from twinhull.train.checkpoints.keep import Keeper
 from twinhull.train.checkpoints.manifest import Place
 from twinhull.train.data.ahead import Collate, Dataset, is_dataset
 from twinhull.train.data.iterable import IterableLoader
-from twinhull.train.data.loader import Events, Loader, Pass, Source, Start
+from twinhull.train.data.loader import Events, Loader, Source
 from twinhull.train.engines.choose import choose
 from twinhull.train.group import Group
 from twinhull.train.job import Job
 from twinhull.train.pace import Pace
+from twinhull.train.position import Position
 from twinhull.train.supervise.live import Beat
 
 Thing = TypeVar("Thing")
@@ -36,25 +35,6 @@ class Stopped(SystemExit):
 
     def __init__(self) -> None:
         super().__init__(75)
-
-
-@dataclass(slots=True)
-class _Loop:
-    """One `run.steps` loop: its number, its data, how many steps it has completed and may complete."""
-
-    number: int
-    passing: Pass
-    done: int
-    most: int
-
-    @property
-    def left(self) -> int | None:
-        """How many steps are still to come; None if nobody knows."""
-        batches = self.passing.batches_left()
-        by_count = self.most - self.done
-        if batches is None:
-            return by_count if self.most < sys.maxsize else None
-        return min(batches, by_count)
 
 
 class Run:
@@ -73,11 +53,7 @@ class Run:
         self._pace = Pace()
         self._engine = choose(job, group, self._pace)
         self._keeper = Keeper(job, group, self._pace)
-        began = self._keeper.place
-        self.cycle, self.step = began.cycle, began.step
-        self._offsets: dict[str, Any] = dict(began.events)  # Any: plain JSON
-        self._loops, self._number = 0, began.loop
-        self._loop: _Loop | None = None
+        self._at = Position(job, group, self._keeper.place)
         self._agreement = Agreement(job, group, self.step)
         self._books = Books(job, group, self._pace, beat)
         self._engine.on_local_gradients = self._books.gradients_handed_over
@@ -99,6 +75,16 @@ class Run:
         if dist.is_torchelastic_launched():
             signal.signal(signal.SIGTERM, lambda _number, _frame: run.ask_to_stop())
         return run
+
+    @property
+    def cycle(self) -> int:
+        """Which run of the training function this is, from 1."""
+        return self._at.cycle
+
+    @property
+    def step(self) -> int:
+        """How many steps are completed, of all cycles."""
+        return self._at.step
 
     @overload
     def wrap(self, thing: nn.Module) -> Any: ...  # Any: looks like the module that was given
@@ -163,11 +149,10 @@ class Run:
         to. All ranks must leave the loop at the same step. A loss that is a mean over the batch trains
         correctly whatever the parts' sizes.
         """
-        number, self._loops = self._loops, self._loops + 1
-        if number < self._keeper.place.loop:
+        if (loop := self._at.begin(loader, epochs, most)) is None:
             self._sow_between()
             return
-        loop = self._begin(number, loader, epochs, most)
+        self._books.looping(self.step, loop.left)
         while loop.done < loop.most:
             self._books.begin()
             if (parts := loop.passing.fetch()) is None:
@@ -183,10 +168,10 @@ class Run:
                 try:
                     yield batch
                 except GeneratorExit:  # `break`
-                    self._broken_off(loop, is_whole=is_last)
+                    self._broken_off(is_whole=is_last)
                     raise
-            self._advance(loop)
-            self._after_step(loop)
+            self._at.advance()
+            self._after_step(loop.left)
         self._leave()
         self._books.between(self.step)
         self._settle()
@@ -237,7 +222,7 @@ class Run:
 
     def finish(self) -> None:
         """Mark the cycle as done, after the training function has returned; called for you under `up`."""
-        self._keeper.finish(self._here(done=True))
+        self._keeper.finish(self._at.place(done=True))
         self._books.completed(self.step)
         self.close()
 
@@ -245,42 +230,20 @@ class Run:
         """Write the metrics that are not written yet: for the end, whatever ended it."""
         self._books.close()
 
-    def _begin(self, number: int, loader: Source, epochs: int | None, most: int | None) -> _Loop:
-        """Loop `number`: taken up again if it is the one the checkpoint was in."""
-        resumed = self._keeper.place
-        saved = dict(resumed.passing or {}) if number == resumed.loop else {}
-        done = int(saved.pop("loop_steps", 0))
-        times = epochs or (1 if most is None else sys.maxsize)
-        start = Start(self._group, self.seed, times, saved or None, self._offsets,
-                      self._job.micro_batch, self._job.full_size)  # fmt: skip
-        loop = _Loop(number, loader.start(start), done, sys.maxsize if most is None else most)
-        self._number, self._loop = number, loop
-        self._books.looping(self.step, loop.left)
-        return loop
-
-    def _advance(self, loop: _Loop) -> None:
-        loop.passing.advance()
-        loop.done += 1
-        self.step += 1
-
-    def _broken_off(self, loop: _Loop, *, is_whole: bool) -> None:
+    def _broken_off(self, *, is_whole: bool) -> None:
         """The user's code has left the loop: the step counts, unless micro-batches of it were to come."""
         if is_whole:
-            self._advance(loop)
+            self._at.advance()
         else:
             self._pace.enter(1.0, is_first=True, is_last=True)
         self._leave()
         self._books.broken_off()
 
     def _leave(self) -> None:
-        self._offsets = self._read()
-        if self._loop is not None:
-            self._loop.passing.close()
-        self._number, self._loop = self._number + 1, None
+        self._at.leave()
         self._sow_between()
 
-    def _after_step(self, loop: _Loop) -> None:
-        left = loop.left
+    def _after_step(self, left: int | None) -> None:
         self._books.stepped(self.step, left)
         self._keeper.stepped(self._books.step_s)
         if (safe := self._keeper.poll()) is not None:
@@ -315,11 +278,13 @@ class Run:
         with self._books.saving():
             self._done(self._keeper.settle())
             if self.step > (self._keeper.saved_step or 0):
+                if any(self._group.most([int(self._books.is_bad())])):
+                    raise self._not_finite()
                 self._save(required=False)
                 self._done(self._keeper.settle())
 
     def _save(self, *, required: bool) -> None:
-        self._keeper.save(self._here(), required=required)
+        self._keeper.save(self._at.place(), required=required)
         if required:
             self._done(self._keeper.settle())
 
@@ -329,16 +294,5 @@ class Run:
             for name, offset in safe.events.items():
                 handover.tell_read(self._job, name, offset)
 
-    def _read(self) -> dict[str, Any]:  # Any: plain JSON
-        """How far each stream is trained."""
-        now = self._loop.passing.offset if self._loop is not None else None
-        return {**self._offsets, now[0]: now[1]} if now is not None else dict(self._offsets)
-
-    def _here(self, *, done: bool = False) -> Place:
-        loop = self._loop
-        passing = {**loop.passing.state(), "loop_steps": loop.done} if loop is not None else None
-        began = self._keeper.place.cycle_started
-        return Place(self.step, self.cycle, self._number, passing, self._read(), began, done)
-
     def _sow_between(self) -> None:
-        sowing.sow_between(self.seed, self.cycle, self._loops, self._group)
+        sowing.sow_between(self.seed, self.cycle, self._at.loops, self._group)
