@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import socket
-import tempfile
 import time
 import uuid
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from types import FrameType
 
 from twinhull import logs
 from twinhull.errors import TwinhullError
-from twinhull.train.supervise import lease, place, wire
+from twinhull.train.supervise import lease, place, scratch, wire
 from twinhull.train.supervise.hosts import LocalHost, Sight
 from twinhull.train.supervise.members import (
     Ask,
@@ -101,7 +100,7 @@ class Joined:
 
     def __init__(self, options: Options) -> None:
         self._options, self._life = options, uuid.uuid4().hex
-        self._scratch = Path(tempfile.mkdtemp(prefix="twinhull-join-"))
+        self._scratch, self._held = scratch.make()
         self._asked_to_go, self._waits_s = 0, FIRST_WAIT_S
         self._terms: tuple[Welcome, str] | None = None
         self._host: LocalHost | None = None
@@ -122,6 +121,7 @@ class Joined:
         """End everything that it has started."""
         if self._host is not None:
             self._host.end()
+        self._held.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _connect(self) -> socket.socket | None:
