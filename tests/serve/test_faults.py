@@ -194,5 +194,7 @@ def test_whoever_is_told_to_leave_leaves_though_the_broker_is_frozen(hull, name:
 def in_hand(hull: Any) -> int:
     """How many entries of the risky pool a worker has taken and not finished."""
     with hull.client as client:
+        if not client.exists(hull.keys.queue("risky")):  # nothing was asked yet
+            return 0
         groups = client.xinfo_groups(hull.keys.queue("risky"))
     return sum(group["pending"] for group in groups)
