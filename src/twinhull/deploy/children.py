@@ -97,6 +97,17 @@ def tasks(system: System) -> dict[str, Task]:
     return {name: part for name, part in system.components.items() if isinstance(part, Task)}
 
 
+def planes(system: System, only: Plane | None) -> list[Plane]:
+    """The planes that the system has, or the one that is asked for. Raises TwinhullError if it has not."""
+    has: dict[Plane, bool] = {
+        "training": bool(trains(system)),
+        "serving": bool(system.endpoints or tasks(system)),
+    }
+    if only is not None and not has[only]:
+        raise TwinhullError(f"--only {only}: {system.name} has nothing for it.", hint="Leave --only out.")
+    return [plane for plane, there in has.items() if there and only in (None, plane)]
+
+
 def functions(system: System, planes: Iterable[Plane]) -> dict[Plane, list[str]]:
     """The user's functions that these planes call, as module:function."""
     found: dict[Plane, list[str]] = {}

@@ -83,7 +83,7 @@ def _prepare(system: System, run: RunDirectory, code: Path, options: Options) ->
             hint="State nodes of its pool, or elastic.",
         )
     here = scale.effective(system, local)
-    planes = _planes(system, options.only)
+    planes = children.planes(system, options.only)
     holder = system.components.get("broker")
     source = broker.find(holder.url if isinstance(holder, State) else None)
     url = source.url or broker.address(run.broker)
@@ -104,17 +104,6 @@ def _prepare(system: System, run: RunDirectory, code: Path, options: Options) ->
         opened.callback(_clear, run, source)
         supervisor = Supervisor(here, run, source, url, server, commands, listener, options, local.notes)
         return asyncio.run(supervisor.run())
-
-
-def _planes(system: System, only: children.Plane | None) -> list[children.Plane]:
-    """The planes that the system has, or the one that is asked for."""
-    has: dict[children.Plane, bool] = {
-        "training": bool(children.trains(system)),
-        "serving": bool(system.endpoints or children.tasks(system)),
-    }
-    if only is not None and not has[only]:
-        raise TwinhullError(f"--only {only}: {system.name} has nothing for it.", hint="Leave --only out.")
-    return [plane for plane, there in has.items() if there and only in (None, plane)]
 
 
 def _clear(run: RunDirectory, source: broker.Source) -> None:
