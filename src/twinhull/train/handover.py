@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
-from twinhull.errors import BrokerError, ModelRefused, TwinhullError
+from twinhull.errors import ModelRefused, TwinhullError
 from twinhull.handoff.registry import Registry
 from twinhull.rundir import RunDirectory
+from twinhull.train import beam
 from twinhull.train.checkpoints.store import Store
 from twinhull.train.job import Job
 
-if TYPE_CHECKING:  # redis costs a rank's start a sixth of a second, and most ranks never need it
-    import redis
-
+if TYPE_CHECKING:
     from twinhull.train.data.events import Stream
 
 log = logging.getLogger(__name__)
@@ -43,7 +42,7 @@ def tell_read(job: Job, name: str, offset: Mapping[str, Any]) -> None:  # Any: p
     from twinhull.handoff.progress import note_read
     from twinhull.handoff.stream import Offset
 
-    if (client := _client(job)) is not None:
+    if (client := beam.client(job.system)) is not None:
         with client:
             note_read(client, Keys(job.system), name, Offset(**offset))
 
@@ -69,7 +68,7 @@ def publish(
     version = registry.publish(job.name, tensors, metrics=metrics, made_by=made_by)
     if job.keep_versions is not None:
         registry.prune(job.name, job.keep_versions)
-    _announce(job, version.number)
+    beam.announce(job.system, job.name, version.number)
     return version.number
 
 
@@ -97,27 +96,3 @@ def build(job: Job, model: type[Model], number: int) -> Model:
         raise TwinhullError(f"{model.__name__} is no torch.nn.Module and has no from_tensors.")
     built.load_state_dict({name: torch.from_numpy(array) for name, array in tensors.items()})
     return built
-
-
-def _announce(job: Job, number: int) -> None:
-    if (client := _client(job)) is None:
-        return
-    from twinhull.broker import Keys
-    from twinhull.handoff import notice
-
-    with client:
-        notice.announce(client, Keys(job.system), job.name, number)
-
-
-def _client(job: Job) -> "redis.Redis | None":
-    """A client of the run's broker; None if it has none, or it cannot be reached at all."""
-    from twinhull import broker
-
-    url = os.environ.get(broker.VARIABLE)
-    if url is None or not job.system:
-        return None
-    try:
-        return broker.connect(url)
-    except BrokerError as error:
-        log.warning("no broker", extra={"reason": str(error)})
-        return None

@@ -6,15 +6,15 @@ safetensors (`model.safetensors`, or shards with or without an index), else a st
 
 import json
 import logging
-import os
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from twinhull.errors import BrokerError, TwinhullError
+from twinhull.errors import TwinhullError
 from twinhull.handoff.registry import Registry
+from twinhull.train import beam
 from twinhull.train.scripts import whole
 
 Tensors = dict[str, Any]  # Any: arrays of numpy or tensors of PyTorch
@@ -69,7 +69,7 @@ def publish(
     version = registry.publish(model, tensors, metrics={}, made_by={"train": model, "cycle": cycle})
     if keep is not None:
         registry.prune(model, keep)
-    _announce(system, model, version.number)
+    beam.announce(system, model, version.number)
 
 
 def _files(directory: Path) -> dict[str, tuple[int, int, int]]:
@@ -167,19 +167,3 @@ def _has_nan(value: Any) -> bool:  # Any: as in Tensors
     if hasattr(value, "detach"):
         return bool(value.is_floating_point() and value.isnan().any())
     return bool(value.dtype.kind == "f" and (value != value).any())  # noqa: PLR0124  # only NaN differs
-
-
-def _announce(system: str, model: str, number: int) -> None:
-    from twinhull import broker
-    from twinhull.handoff import notice
-
-    url = os.environ.get(broker.VARIABLE)
-    if url is None:
-        return
-    try:
-        client = broker.connect(url)
-    except BrokerError as error:
-        log.warning("no broker", extra={"reason": str(error)})
-        return
-    with client:
-        notice.announce(client, broker.Keys(system), model, number)
